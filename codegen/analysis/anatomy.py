@@ -1,0 +1,166 @@
+"""The parts of a model that an EPLB patch touches, found by what they do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..errors import Refusal
+from .builds import Builds, Chain, Edge, ExpertsBuilt
+from .capabilities import INTERFACES, PROTOCOL
+from .loading import Loading, Method, loading
+from .modules import ClassRef, Modules
+from .syntax import assigned, keyword, self_attribute, statements
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """The attribute of the block that holds the expert every token goes to."""
+
+    attribute: str
+    optional: bool
+    """Whether some configurations have none, so that the attribute is None."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The MoE block: the class that builds the expert layer."""
+
+    ref: ClassRef
+    experts: ExpertsBuilt = field(repr=False)
+    shared_expert: SharedExpert | None
+
+    @property
+    def has_eplb(self) -> bool:
+        return keyword(self.experts.call, "num_redundant_experts") is not None
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One served class and what hangs below it.
+
+    The attributes lead from the wrapper, if there is one, down to the experts:
+    `wrapper.<language_model>.<model>.<layers>[i].<moe>.<experts>`.
+    """
+
+    served: ClassRef
+    wrapper: Edge | None
+    """From the served class to the causal-LM class, where these are two."""
+    causal: ClassRef
+    backbone: ClassRef
+    model: str
+    layers: str
+    decoder: ClassRef
+    moe: str
+    block: Block
+    loading: Loading = field(repr=False)
+
+    @property
+    def experts(self) -> str:
+        return self.block.experts.attribute
+
+
+def is_native(modules: Modules, ref: ClassRef) -> bool:
+    """Whether a class is a MixtureOfExperts by its bases."""
+    return any(c.name == PROTOCOL and c.module.name == INTERFACES for c in modules.lineage(ref))
+
+
+def anatomy(modules: Modules, builds: Builds, served: ClassRef) -> Anatomy:
+    """Find the parts of a served class.
+
+    Raises:
+        Refusal: a part was not found, or not in the one place where the patch needs it.
+    """
+    chains = builds.chains(served)
+    if not chains:
+        raise Refusal(
+            f"no MoE block: nothing that {served.name} builds builds vLLM's expert layer",
+            served.where,
+            "Dense models have no experts to balance.",
+        )
+    if len(chains) > 1:
+        blocks = sorted({c.experts.block.name for c in chains})
+        raise Refusal(
+            f"{served.name} leads to experts in {len(chains)} ways (blocks: {', '.join(blocks)})",
+            served.where,
+        )
+    return _of_chain(modules, builds, served, chains[0])
+
+
+def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) -> Anatomy:
+    many = [i for i, edge in enumerate(chain.edges) if edge.many]
+    if many != [len(chain.edges) - 2] or many[0] < 1:
+        way = " -> ".join(f"{e.owner.name}.{e.attribute}" for e in chain.edges)
+        raise Refusal(
+            f"expected model -> layers -> MoE block below {served.name}, found {way or 'a bare block'}",
+            served.where,
+        )
+    to_backbone, to_layers, to_moe = chain.edges[many[0] - 1 :]
+    if many[0] > 2:
+        raise Refusal(f"{served.name} wraps its language model more than once", served.where)
+    owners = [to_backbone.owner, to_layers.owner, *([served] if many[0] == 2 else [])]
+    _assigned_in_every_branch(builds, to_moe)
+    return Anatomy(
+        served=served,
+        wrapper=chain.edges[0] if many[0] == 2 else None,
+        causal=to_backbone.owner,
+        backbone=to_layers.owner,
+        model=to_backbone.attribute,
+        layers=to_layers.attribute,
+        decoder=to_moe.owner,
+        moe=to_moe.attribute,
+        block=Block(
+            chain.experts.block, chain.experts, _shared_expert(builds, chain.experts.block)
+        ),
+        loading=loading(_methods(modules, owners)),
+    )
+
+
+def _assigned_in_every_branch(builds: Builds, edge: Edge) -> None:
+    """A decoder layer must have the attribute whether it is a MoE layer or a dense one."""
+
+    def assigns(body: Iterable[ast.stmt]) -> bool:
+        for statement in body:
+            if any(self_attribute(t) == edge.attribute for t in assigned(statement)[0]):
+                return True
+            if (
+                isinstance(statement, ast.If)
+                and assigns(statement.body)
+                and assigns(statement.orelse)
+            ):
+                return True
+        return False
+
+    if not any(assigns(c.function.body) for c in builds.constructors(edge.owner)):
+        raise Refusal(
+            f"{edge.owner.name} has {edge.attribute} only in some of its layers", edge.owner.where
+        )
+
+
+def _shared_expert(builds: Builds, block: ClassRef) -> SharedExpert | None:
+    values: dict[str, list[ast.expr]] = {}
+    for constructor in builds.constructors(block):
+        for statement, _ in statements(constructor.function):
+            targets, value = assigned(statement)
+            for attribute in filter(None, map(self_attribute, targets)):
+                if "shared_expert" in attribute and isinstance(value, ast.Call | ast.Constant):
+                    values.setdefault(attribute, []).append(value)
+    # the gate of a shared expert is a projection of its own, and no expert
+    names = sorted((a for a in values if not a.endswith("gate")), key=len)
+    if not names:
+        return None
+    optional = any(isinstance(v, ast.Constant) for v in values[names[0]])
+    return SharedExpert(names[0], optional)
+
+
+def _methods(modules: Modules, owners: Iterable[ClassRef]) -> list[Method]:
+    """The methods that calls on these classes reach, each once."""
+    found: dict[tuple[str, str, str], Method] = {}
+    for ref in owners:
+        for name in {n: None for c in modules.lineage(ref) for n in c.methods}:
+            reached = modules.method(ref, name)
+            if reached:
+                owner, function = reached
+                found.setdefault((owner.path, owner.name, name), Method(owner, function))
+    return list(found.values())

@@ -1,0 +1,49 @@
+"""The families of models that can be named on the command line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import EnvironmentFault
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TABLE = Path(__file__).with_name("families.toml")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A name, and the files in vllm/model_executor/models that are patched together."""
+
+    name: str
+    files: tuple[str, ...]
+
+
+def known_families() -> list[Family]:
+    """The families that have an entry, in its order."""
+    table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return [Family(name, tuple(entry["files"])) for name, entry in table.items()]
+
+
+def family(name: str) -> Family:
+    """The family of that name, or of that file where it has no entry.
+
+    Raises:
+        EnvironmentFault: the name cannot be that of a model file.
+    """
+    for known in known_families():
+        if known.name == name:
+            return known
+    stem = name.removesuffix(".py")
+    if not re.fullmatch(r"[A-Za-z_]\w*", stem):
+        raise EnvironmentFault(
+            f"{name!r} is no target",
+            "Name a family, or a file of vllm/model_executor/models such as `olmoe`.",
+        )
+    return Family(stem, (f"{stem}.py",))

@@ -1,0 +1,1 @@
+"""From the analyses to a plan: which edits give a family EPLB. Nothing is changed here."""

@@ -1,0 +1,130 @@
+"""The MoE block: its load-balancing settings, and the expert layer's arguments."""
+
+from __future__ import annotations
+
+import ast
+
+from ..analysis.anatomy import Anatomy
+from ..analysis.builds import Builds
+from ..analysis.capabilities import Capabilities
+from ..analysis.modules import ClassRef
+from ..analysis.syntax import assigned, dotted, keyword, parameters, self_attribute, statements
+from ..errors import Refusal
+from ..render import render
+from ..rewrite.edits import AddArguments, AddImport, Insert
+from .plan import Draft
+
+_SETTINGS = {
+    "enable_eplb",
+    "ep_size",
+    "n_routed_experts",
+    "n_logical_experts",
+    "n_redundant_experts",
+    "n_physical_experts",
+    "n_local_physical_experts",
+}
+
+
+def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabilities) -> None:
+    """Give the block its settings, and its experts their two arguments.
+
+    Raises:
+        Refusal: the block stands in a file that is not patched, or already has part of this.
+    """
+    block = anatomy.block
+    if block.has_eplb:
+        return
+    owner = block.experts.constructor
+    if not draft.can_edit(owner):
+        raise Refusal(
+            f"{block.ref.name} builds experts without EPLB in a file that the family does not list",
+            owner.where,
+        )
+    init = owner.methods["__init__"]
+    taken = {a for s, _ in statements(init) for t in assigned(s)[0] if (a := self_attribute(t))}
+    if clash := sorted(taken & _SETTINGS):
+        raise Refusal(f"{owner.name} already sets {', '.join(clash)}", owner.module.where(init))
+    groups = keyword(block.experts.call, "num_expert_group")
+    has_vllm_config = "vllm_config" in parameters(init)
+    before = [s for s, _ in statements(init) if s.lineno < block.experts.statement.lineno]
+    has_parallel_config = any(dotted(t) == "parallel_config" for s in before for t in assigned(s)[0])
+    code = render(
+        "block_settings.py",
+        has_parallel_config=has_parallel_config,
+        has_vllm_config=has_vllm_config,
+        num_experts=owner.module.text(_num_experts(anatomy)),
+        expert_groups=owner.module.text(groups) if groups else "",
+        **redundant("n_redundant_experts", offered),
+    )
+    path = owner.module.paths[block.experts.statement]
+    draft.add(
+        owner.module,
+        Insert(path, code),
+        AddArguments(
+            path,
+            block.experts.builder,
+            (
+                ("enable_eplb", "self.enable_eplb"),
+                ("num_redundant_experts", "self.n_redundant_experts"),
+            ),
+        ),
+        AddImport("vllm.distributed", "get_ep_group"),
+    )
+    if not (has_parallel_config or has_vllm_config):
+        draft.add(owner.module, AddImport("vllm.config", "get_current_vllm_config"))
+
+
+def plan_inherited_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabilities) -> None:
+    """Where the block stands elsewhere and has EPLB: check the numbers before it is built.
+
+    Upstream's blocks divide the experts by the ranks without a look at the remainder.
+    """
+    if not anatomy.block.has_eplb:
+        return
+    attribute = _config_attribute(anatomy)
+    edge = next(e for e in builds.edges(anatomy.causal) if e.attribute == anatomy.model)
+    module = anatomy.causal.module
+    code = render(
+        "inherited_block_check.py",
+        config="self.config",
+        attribute=attribute,
+        **redundant("n_redundant_experts", offered),
+    )
+    draft.add(
+        module,
+        Insert(module.paths[edge.statement], code),
+        AddImport("vllm.distributed", "get_ep_group"),
+    )
+
+
+def redundant(attribute: str, offered: Capabilities) -> dict[str, object]:
+    """Template values for reading R."""
+    return {
+        "redundant_attribute": attribute,
+        "in_eplb_config": offered.redundant_experts.startswith("eplb_config."),
+    }
+
+
+def _num_experts(anatomy: Anatomy) -> ast.expr:
+    value = keyword(anatomy.block.experts.call, "num_experts")
+    if value is None:
+        raise Refusal(
+            f"{anatomy.block.experts.builder} is built without num_experts=",
+            anatomy.block.ref.module.where(anatomy.block.experts.call),
+        )
+    return value
+
+
+def _config_attribute(anatomy: Anatomy) -> str:
+    """The name that E has in the model's config, followed through `self.n = config.num_experts`."""
+    value = _num_experts(anatomy)
+    init = anatomy.block.experts.constructor.methods["__init__"]
+    for statement, _ in statements(init):
+        targets, source = assigned(statement)
+        if source is not None and any(dotted(t) == dotted(value) for t in targets):
+            value = source
+    if not (isinstance(value, ast.Attribute) and dotted(value).startswith("config.")):
+        raise Refusal(
+            "the number of experts is not read from the config", anatomy.block.ref.where
+        )
+    return value.attr

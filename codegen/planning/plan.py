@@ -1,0 +1,56 @@
+"""What a plan is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..analysis.modules import ClassRef, Module
+from ..families import Family
+from ..rewrite.edits import Edit
+
+
+class State(Enum):
+    """What a family is in a given tree."""
+
+    ADDED = "added by us"
+    NATIVE = "native"
+    ABSENT = "file absent"
+    UNRECOGNISED = "not recognised"
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """The edits of one file, and the classes that vLLM serves from it."""
+
+    module: Module = field(repr=False)
+    edits: tuple[Edit, ...]
+    architectures: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done for a family. No files unless the state is ADDED."""
+
+    family: Family
+    state: State
+    reason: str
+    files: tuple[FilePlan, ...] = ()
+
+
+class Draft:
+    """Edits on their way to a plan, each once, kept by file."""
+
+    def __init__(self, editable: Iterable[str]) -> None:
+        self.editable = frozenset(editable)
+        self.edits: dict[str, dict[Edit, None]] = {}
+
+    def can_edit(self, ref: ClassRef) -> bool:
+        """Whether a class stands in a file of the family."""
+        return ref.path in self.editable
+
+    def add(self, module: Module, *edits: Edit) -> None:
+        """Plan edits of a file of the family."""
+        assert module.path in self.editable, module.path
+        self.edits.setdefault(module.path, {}).update(dict.fromkeys(edits))

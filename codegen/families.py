@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import EnvironmentFault
 
@@ -17,8 +17,7 @@ else:
 _TABLE = Path(__file__).with_name("families.toml")
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A name, and the files in vllm/model_executor/models that are patched together."""
 
     name: str

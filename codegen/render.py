@@ -13,7 +13,9 @@ _HERE = Path(__file__).parent
 @cache
 def _environment() -> Environment:
     # beside the package in an installation, beside its folder in a checkout
-    folders = [folder for folder in (_HERE / "templates", _HERE.parent / "templates") if folder.is_dir()]
+    folders = [
+        folder for folder in (_HERE / "templates", _HERE.parent / "templates") if folder.is_dir()
+    ]
     return Environment(
         loader=FileSystemLoader(folders),
         undefined=StrictUndefined,

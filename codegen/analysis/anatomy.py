@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import Refusal
 from .builds import Builds, Chain, Edge, ExpertsBuilt
@@ -14,8 +14,7 @@ from .modules import ClassRef, Modules
 from .syntax import assigned, keyword, self_attribute, statements
 
 
-@dataclass(frozen=True)
-class SharedExpert:
+class SharedExpert(NamedTuple):
     """The attribute of the block that holds the expert every token goes to."""
 
     attribute: str
@@ -23,12 +22,11 @@ class SharedExpert:
     """Whether some configurations have none, so that the attribute is None."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The MoE block: the class that builds the expert layer."""
 
     ref: ClassRef
-    experts: ExpertsBuilt = field(repr=False)
+    experts: ExpertsBuilt
     shared_expert: SharedExpert | None
 
     @property
@@ -36,8 +34,7 @@ class Block:
         return keyword(self.experts.call, "num_redundant_experts") is not None
 
 
-@dataclass(frozen=True)
-class Anatomy:
+class Anatomy(NamedTuple):
     """One served class and what hangs below it.
 
     The attributes lead from the wrapper, if there is one, down to the experts:
@@ -54,7 +51,7 @@ class Anatomy:
     decoder: ClassRef
     moe: str
     block: Block
-    loading: Loading = field(repr=False)
+    loading: Loading
 
     @property
     def experts(self) -> str:
@@ -93,7 +90,7 @@ def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) 
     if many != [len(chain.edges) - 2] or many[0] < 1:
         way = " -> ".join(f"{e.owner.name}.{e.attribute}" for e in chain.edges)
         raise Refusal(
-            f"expected model -> layers -> MoE block below {served.name}, found {way or 'a bare block'}",
+            f"expected model -> layers -> MoE block below {served.name}, found {way or 'none'}",
             served.where,
         )
     to_backbone, to_layers, to_moe = chain.edges[many[0] - 1 :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .modules import MODELS, ClassRef, Module, Modules
 from .syntax import (
@@ -19,46 +19,42 @@ from .syntax import (
 )
 
 EXPERT_LAYER_PARAMETERS = {"num_experts", "top_k", "enable_eplb", "num_redundant_experts"}
-"""What tells the expert layer (FusedMoE, SharedFusedMoE, FusedMoEFactory) from any other callable."""
+"""What tells the expert layer (FusedMoE, SharedFusedMoE, FusedMoEFactory) from other callables."""
 
 _LAYERS = "vllm.model_executor.layers."
 _LAYER_LISTS = {"make_layers", "ModuleList"}
 
 
-@dataclass(frozen=True)
-class Constructor:
+class Constructor(NamedTuple):
     """One `__init__` of a chain of `super().__init__` calls, with the class that it builds."""
 
     built: ClassRef
     owner: ClassRef
-    function: Function = field(repr=False, compare=False)
+    function: Function
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """`owner` keeps what it builds, one or many, under `attribute`."""
 
     owner: ClassRef
     attribute: str
     target: ClassRef
     many: bool
-    statement: ast.stmt = field(repr=False, compare=False)
+    statement: ast.stmt
 
 
-@dataclass(frozen=True)
-class ExpertsBuilt:
-    """The statement of a MoE block that builds the expert layer: `self.<attribute> = <builder>(...)`."""
+class ExpertsBuilt(NamedTuple):
+    """The statement of a MoE block that builds its experts: `self.<attribute> = <builder>(...)`."""
 
     block: ClassRef
     constructor: ClassRef
     attribute: str
     builder: str
-    call: ast.Call = field(repr=False, compare=False)
-    statement: ast.stmt = field(repr=False, compare=False)
+    call: ast.Call
+    statement: ast.stmt
 
 
-@dataclass(frozen=True)
-class Chain:
+class Chain(NamedTuple):
     """The way from a class down to the expert layer: `edges` and then the block's own statement."""
 
     edges: tuple[Edge, ...]
@@ -106,7 +102,7 @@ class Builds:
         return None
 
     def is_expert_layer(self, module: Module, call: ast.Call) -> bool:
-        """Whether a call builds vLLM's expert layer, told by where it comes from and what it takes."""
+        """Whether a call builds vLLM's expert layer, by where that comes from and what it takes."""
         name = dotted(call.func)
         if (
             not module.imports.get(name, ("", ""))[0].startswith(_LAYERS)
@@ -155,18 +151,19 @@ class Builds:
         return self._chains[ref]
 
     def _references(self, constructor: Constructor, value: ast.expr) -> Iterator[ClassRef]:
-        """The model classes that an expression of a constructor names, directly or round a corner."""
+        """The model classes that an expression names, directly or round a corner."""
         for node in ast.walk(value):
             if isinstance(node, ast.Name):
                 yield from self._class_named(constructor, node.id)
             elif isinstance(node, ast.Call) and (method := self_attribute(node.func)):
                 # self.model = self._init_model(...)
                 found = self.modules.method(constructor.built, method)
-                for returned in _returned(found[1]) if found else ():
+                if found is None:
+                    continue
+                reached = Constructor(constructor.built, *found)
+                for returned in _returned(reached.function):
                     for name in (n for n in ast.walk(returned) if isinstance(n, ast.Name)):
-                        yield from self._class_named(
-                            Constructor(constructor.built, found[0], found[1]), name.id
-                        )
+                        yield from self._class_named(reached, name.id)
 
     def _class_named(self, constructor: Constructor, name: str) -> Iterator[ClassRef]:
         if name in parameters(constructor.function):
@@ -180,8 +177,7 @@ class Builds:
             yield from self._model_class(constructor.owner.module, name)
 
     def _model_class(self, module: Module, name: str) -> Iterator[ClassRef]:
-        at_home = name in module.classes
-        if at_home or module.imports.get(name, ("", ""))[0].startswith(MODELS):
+        if module.definition(name) or module.imports.get(name, ("", ""))[0].startswith(MODELS):
             ref = self.modules.class_of(module, name)
             if ref and ref.module.name.startswith(MODELS):
                 yield ref
@@ -192,7 +188,7 @@ def _returned(function: Function) -> list[ast.expr]:
 
 
 def _super_init(function: Function) -> str | None:
-    """X of `super(X, self).__init__(...)`, "" for `super().__init__(...)`, None without such a call."""
+    """X of `super(X, self).__init__()`, "" for `super().__init__()`, None without such a call."""
     for call in calls(function):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "__init__":
             inner = call.func.value

@@ -6,8 +6,8 @@ Release numbers appear in comments only, to say where a shape was seen.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ..errors import Refusal
 from .modules import MODELS, ClassRef, Module, Modules
@@ -37,8 +37,7 @@ class StateSetting(Enum):
     """Starts from an empty `expert_weights` (from 0.25.0)."""
 
 
-@dataclass(frozen=True)
-class Protocol:
+class Protocol(NamedTuple):
     """The MixtureOfExperts of a tree."""
 
     members: frozenset[str]
@@ -48,24 +47,22 @@ class Protocol:
     """Whether the runner finds the MoE model inside a multimodal wrapper (0.22.0 and later)."""
 
 
-@dataclass(frozen=True)
-class FusedLoading:
+class FusedLoading(NamedTuple):
     """How the layer code puts a fused tensor [E, ...] into the slots (0.18.0 and later)."""
 
     layer: str
     """The class whose `load_weights` does it."""
     fills_replicas: bool
     by_shape: bool
-    """Whether it tells a transposed tensor by its shape (0.25 to 0.27), or by a flag (from 0.28)."""
+    """Whether a transposed tensor is told by its shape (0.25 to 0.27), not by a flag."""
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(NamedTuple):
     """What generated code may rely on in a tree."""
 
     protocol: Protocol
-    redundant_experts: str
-    """Where ParallelConfig keeps R: `num_redundant_experts` (0.9.2 to 0.10.1) or `eplb_config.num_redundant_experts`."""
+    in_eplb_config: bool
+    """Whether R is in `ParallelConfig.eplb_config` (from 0.10.2), or in ParallelConfig itself."""
     updates_expert_map: bool
     """Whether the expert layer has `update_expert_map` (from 0.10.0)."""
     fused_loading: FusedLoading | None
@@ -73,7 +70,7 @@ class Capabilities:
 
 
 def capabilities(modules: Modules, layer: ClassRef) -> Capabilities:
-    """Read a tree's capabilities; `layer` is the class of the objects that a MoE block keeps as experts.
+    """Read a tree's capabilities; `layer` is the class of what a MoE block keeps as experts.
 
     Raises:
         Refusal: the tree is no vLLM that has EPLB, or none that this tool knows.
@@ -86,7 +83,7 @@ def capabilities(modules: Modules, layer: ClassRef) -> Capabilities:
         )
     return Capabilities(
         protocol=_protocol(modules),
-        redundant_experts=_redundant_experts(modules, config, fields),
+        in_eplb_config=_in_eplb_config(modules, config, fields),
         updates_expert_map="update_expert_map" in layer.methods,
         fused_loading=_fused_loading(modules, layer),
     )
@@ -116,8 +113,8 @@ def expert_layer_class(modules: Modules, module: Module, builder: str) -> ClassR
 
 def _protocol(modules: Modules) -> Protocol:
     module = _required(modules, INTERFACES)
-    node = module.classes.get(PROTOCOL)
-    if node is None:
+    node = module.definition(PROTOCOL)
+    if not isinstance(node, ast.ClassDef):
         raise Refusal(f"class {PROTOCOL} not found", module.path, "EPLB came with vLLM 0.9.2.")
     methods = ClassRef.of(module, node).methods
     setter = methods.get("set_eplb_state")
@@ -142,7 +139,7 @@ def _state_setting(setter: Function) -> StateSetting:
 
 def _unwraps(modules: Modules, interfaces: Module) -> bool:
     """0.28 has a function for it beside the protocol, 0.22 code in the runner's EPLB utilities."""
-    if "get_mixture_of_experts_model" in interfaces.definitions:
+    if interfaces.definition("get_mixture_of_experts_model"):
         return True
     utilities = modules.get("vllm.v1.worker.gpu.eplb_utils")
     return utilities is not None and "get_language_model" in utilities.source
@@ -183,7 +180,11 @@ def _annotated(modules: Modules, ref: ClassRef, attribute: str) -> ClassRef | No
     for argument in [*init.args.args, *init.args.kwonlyargs] if init else ():
         if argument.arg == attribute and argument.annotation is not None:
             annotation = argument.annotation
-            name = str(annotation.value) if isinstance(annotation, ast.Constant) else dotted(annotation)
+            name = (
+                str(annotation.value)
+                if isinstance(annotation, ast.Constant)
+                else dotted(annotation)
+            )
             return modules.class_of(ref.module, name)
     return None
 
@@ -195,15 +196,15 @@ def _parallel_config(modules: Modules) -> ClassRef:
     return ref
 
 
-def _redundant_experts(modules: Modules, config: ClassRef, fields: dict[str, ast.AnnAssign]) -> str:
+def _in_eplb_config(modules: Modules, config: ClassRef, fields: dict[str, ast.AnnAssign]) -> bool:
     name = "num_redundant_experts"
     if annotation := fields.get("eplb_config"):
-        # from 0.10.2 on; the field of ParallelConfig then stays for a while, but is None
+        # ParallelConfig's own field stays until 0.11.2, but is None then
         inner = modules.class_of(config.module, dotted(annotation.annotation))
         if inner and name in _fields(inner.node):
-            return f"eplb_config.{name}"
+            return True
     elif name in fields:
-        return name
+        return False
     raise Refusal(f"ParallelConfig has no {name}", config.where)
 
 

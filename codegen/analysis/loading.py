@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ..errors import Refusal
 from .modules import ClassRef
@@ -21,23 +21,24 @@ from .syntax import (
 )
 
 _MAPPING_FUNCTION = "make_expert_params_mapping"
-"""`FusedMoE.make_expert_params_mapping` up to 0.19, `fused_moe_make_expert_params_mapping` from 0.20."""
+"""`FusedMoE.make_expert_params_mapping` to 0.19, `fused_moe_make_...` from 0.20."""
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A method that takes part in loading, and the class that defines it."""
 
     owner: ClassRef
-    function: Function = field(repr=False)
+    function: Function
 
     def where(self, node: ast.AST) -> str:
         return self.owner.module.where(node)
 
 
-@dataclass(frozen=True)
-class MappingCall:
-    """A call that makes the expert mapping: (parameter, weight name, physical expert id, shard id) entries."""
+class MappingCall(NamedTuple):
+    """A call that makes the expert mapping.
+
+    Its entries are (parameter name, weight name, physical expert id, shard id).
+    """
 
     method: Method
     statement: ast.stmt
@@ -62,9 +63,8 @@ class Stop(Enum):
     NEVER = "never: every entry is visited"
 
 
-@dataclass(frozen=True)
-class ExpertLoop:
-    """A loop over the entries of an expert mapping that hands a tensor to the expert's weight loader."""
+class ExpertLoop(NamedTuple):
+    """A loop over an expert mapping that hands a tensor to the expert's weight loader."""
 
     method: Method
     loop: ast.For
@@ -79,8 +79,7 @@ class ExpertLoop:
     stop: Stop
 
 
-@dataclass(frozen=True)
-class TensorLoop:
+class TensorLoop(NamedTuple):
     """The loop over a checkpoint's tensors around, or calling into, an expert loop."""
 
     method: Method
@@ -89,8 +88,7 @@ class TensorLoop:
     """The variable that holds the tensor's name."""
 
 
-@dataclass(frozen=True)
-class Hand:
+class Hand(NamedTuple):
     """Where a tensor loop hands the mapping on to the method that has the expert loop."""
 
     tensors: TensorLoop
@@ -99,44 +97,40 @@ class Hand:
     argument: str
 
 
-@dataclass(frozen=True)
-class FusedSwitch:
-    """`flag = True; mapping = other`: from here on the checkpoint is taken to hold fused tensors."""
+class FusedSwitch(NamedTuple):
+    """`flag = True; mapping = other`: from here on the checkpoint's tensors are fused."""
 
     flag: str
     mapping: str
 
 
-@dataclass(frozen=True)
-class FusedRange:
+class FusedRange(NamedTuple):
     """`for expert_id in range(n): part = tensor[expert_id]`: logical experts of a fused tensor."""
 
     method: Method
     loop: ast.For
-    index: str
-    count: ast.expr
+    expert_id: str
+    num_experts: ast.expr
     part: ast.stmt
     tensor: ast.Subscript
 
 
-@dataclass(frozen=True)
-class LocalSlice:
-    """`weight = weight[local_expert_indices]`, the indices taken from the expert map: physical ids."""
+class LocalSlice(NamedTuple):
+    """`weight = weight[indices]`, the indices taken from the expert map: physical ids."""
 
     method: Method
     statement: ast.stmt
     subscript: ast.Subscript
 
 
-@dataclass(frozen=True)
-class Loading:
+class Loading(NamedTuple):
     """All of it. Empty where the layer code loads the experts (from 0.25.0 on)."""
 
     mappings: tuple[MappingCall, ...]
     loops: tuple[ExpertLoop, ...]
     ranges: tuple[FusedRange, ...]
     slices: tuple[LocalSlice, ...]
-    methods: tuple[Method, ...] = field(repr=False)
+    methods: tuple[Method, ...]
 
     def tensors_around(self, loop: ExpertLoop) -> TensorLoop | None:
         """The loop over the checkpoint's tensors that encloses an expert loop."""
@@ -157,7 +151,7 @@ class Loading:
                     tensors = _tensor_loop(method, statement)
                     if tensors is None or argument is None or not dotted(argument):
                         raise Refusal(
-                            f"the expert mapping that {loop.method.function.name} gets was not found",
+                            f"the mapping that {loop.method.function.name} gets was not found",
                             method.where(call),
                         )
                     found.append(Hand(tensors, statement, call, dotted(argument)))

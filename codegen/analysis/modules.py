@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,19 +57,19 @@ class Module:
     def package(self) -> str:
         return self.name if self.path.endswith("__init__.py") else self.name.rpartition(".")[0]
 
-    @cached_property
-    def classes(self) -> dict[str, ast.ClassDef]:
-        return {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
-
-    @cached_property
-    def definitions(self) -> dict[str, ast.ClassDef | Function]:
-        return {**functions(self.tree), **self.classes}
+    def definition(self, name: str) -> ast.ClassDef | Function | None:
+        """The class or function of that name at the top of the module."""
+        if "tree" in self.__dict__:
+            return self._definitions.get(name)
+        if name not in self._sliced:
+            self._sliced[name] = self._slice(name)
+        return self._sliced[name]
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
-        """Local name -> (module, name in it); the second is "" where the module itself is imported."""
+        """Local name -> (module, name in it); that name is "" for an imported module."""
         found: dict[str, tuple[str, str]] = {}
-        for node, _ in statements(self.tree):
+        for node, _ in statements(self._import_statements()):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     target = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -78,6 +79,51 @@ class Module:
                 for alias in node.names:
                     found[alias.asname or alias.name] = (module, alias.name)
         return found
+
+    @cached_property
+    def _definitions(self) -> dict[str, ast.ClassDef | Function]:
+        found: dict[str, ast.ClassDef | Function] = {**functions(self.tree)}
+        found.update((n.name, n) for n in self.tree.body if isinstance(n, ast.ClassDef))
+        return found
+
+    @cached_property
+    def _sliced(self) -> dict[str, ast.ClassDef | Function | None]:
+        return {}
+
+    @cached_property
+    def _blocks(self) -> list[tuple[int, str]]:
+        """Each top-level statement as (line number, text), as far as indentation tells.
+
+        Of a large module only a class or two is wanted, and parsing it whole would take most of
+        the time that a run takes. What does not parse as a slice is looked up in the whole.
+        """
+        lines = self.source.splitlines(keepends=True)
+        starts = [i for i, line in enumerate(lines) if line[0] not in " \t\f\r\n#)]}\"'"]
+        ends = [*starts[1:], len(lines)]
+        return [(s + 1, "".join(lines[s:e])) for s, e in zip(starts, ends, strict=True)]
+
+    def _slice(self, name: str) -> ast.ClassDef | Function | None:
+        head = re.compile(rf"(class|def|async def) {re.escape(name)}\b")
+        found = [block for block in self._blocks if head.match(block[1])]
+        if not found:
+            return None
+        line, text = found[-1]
+        try:
+            node = ast.parse(text).body[0]
+        except SyntaxError:
+            _ = self.tree
+            return self._definitions.get(name)
+        ast.increment_lineno(node, line - 1)
+        return node if isinstance(node, Function | ast.ClassDef) else None
+
+    def _import_statements(self) -> ast.Module:
+        if "tree" in self.__dict__:
+            return self.tree
+        heads = ("from ", "import ", "if ", "try:", "else:", "elif ", "except", "finally:")
+        try:
+            return ast.parse("".join(t for _, t in self._blocks if t.startswith(heads)))
+        except SyntaxError:
+            return self.tree
 
     def where(self, node: ast.AST) -> str:
         """`file:line`, for messages."""
@@ -122,32 +168,38 @@ class ClassRef:
 class Modules:
     """The modules of one tree. Remembers which files were read: a patch depends on them."""
 
-    def __init__(self, tree: SourceTree) -> None:
+    def __init__(self, tree: SourceTree, parsed: dict[str, Module | None] | None = None) -> None:
+        """`parsed` is shared by those who work on the same tree; what each has read is its own."""
         self.tree = tree
-        self._by_name: dict[str, Module | None] = {}
+        self._parsed = {} if parsed is None else parsed
+        self._read: dict[str, str] = {}
 
     def get(self, name: str) -> Module | None:
         """The module of that name, None where the tree has none."""
-        if name not in self._by_name:
+        if name not in self._parsed:
             path = self.tree.module_path(name) if name.partition(".")[0] == "vllm" else None
-            self._by_name[name] = Module(name, path, self.tree.read(path)) if path else None
-        return self._by_name[name]
+            self._parsed[name] = Module(name, path, self.tree.read(path)) if path else None
+        module = self._parsed[name]
+        if module and module.path not in self._read:
+            self._read[module.path] = module.sha256
+        return module
 
     @property
     def read(self) -> dict[str, str]:
         """Path -> SHA-256 of every file read so far."""
-        found = (m for m in self._by_name.values() if m)
-        return {m.path: m.sha256 for m in sorted(found, key=lambda m: m.path)}
+        return dict(sorted(self._read.items()))
 
     def definition(
         self, module: Module, name: str
     ) -> tuple[Module, ast.ClassDef | Function] | None:
         """Where a name used in `module` is defined in the tree, imports followed."""
+        if not name.isidentifier():
+            return None
         seen: set[tuple[str, str]] = set()
         at: Module | None = module
         while at and (at.name, name) not in seen:
             seen.add((at.name, name))
-            if found := at.definitions.get(name):
+            if found := at.definition(name):
                 return at, found
             target, name = at.imports.get(name, ("", ""))
             at = self.get(target) if name else None

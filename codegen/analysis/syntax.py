@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 StatementPath: TypeAlias = tuple[tuple[str, int], ...]
-"""Where a statement stands: (block, index) steps from the module down, e.g. (("body", 7), ("orelse", 0)).
+"""Where a statement stands: (block, index) steps from the module down.
 
-Blocks are named as in `ast`; the rewrite finds the same statement in LibCST's tree by it.
+The first statement of the `else` of the module's eighth is (("body", 7), ("orelse", 0)). Blocks are
+named as in `ast`; the rewrite finds the same statement in LibCST's tree by it.
 """
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -48,7 +49,7 @@ def self_attribute(node: ast.AST) -> str:
 
 
 def assigned(statement: ast.stmt) -> tuple[list[ast.expr], ast.expr | None]:
-    """The targets (tuples taken apart) and the value of an assignment; no targets for anything else."""
+    """Targets (tuples taken apart) and value of an assignment; no targets for anything else."""
     if isinstance(statement, ast.AnnAssign):
         return [statement.target], statement.value
     if not isinstance(statement, ast.Assign):
@@ -80,7 +81,7 @@ def parameters(function: Function) -> dict[str, ast.expr | None]:
 
 
 def functions(owner: ast.ClassDef | ast.Module) -> dict[str, Function]:
-    """The functions defined directly in a class or module; of overloads the last one, which has the body."""
+    """The functions defined directly in a class or module; of overloads the last."""
     return {node.name: node for node in owner.body if isinstance(node, Function)}
 
 

@@ -7,7 +7,6 @@ import ast
 from ..analysis.anatomy import Anatomy
 from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities
-from ..analysis.modules import ClassRef
 from ..analysis.syntax import assigned, dotted, keyword, parameters, self_attribute, statements
 from ..errors import Refusal
 from ..render import render
@@ -47,14 +46,16 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
     groups = keyword(block.experts.call, "num_expert_group")
     has_vllm_config = "vllm_config" in parameters(init)
     before = [s for s, _ in statements(init) if s.lineno < block.experts.statement.lineno]
-    has_parallel_config = any(dotted(t) == "parallel_config" for s in before for t in assigned(s)[0])
+    has_parallel_config = any(
+        dotted(t) == "parallel_config" for s in before for t in assigned(s)[0]
+    )
     code = render(
         "block_settings.py",
         has_parallel_config=has_parallel_config,
         has_vllm_config=has_vllm_config,
         num_experts=owner.module.text(_num_experts(anatomy)),
         expert_groups=owner.module.text(groups) if groups else "",
-        **redundant("n_redundant_experts", offered),
+        in_eplb_config=offered.in_eplb_config,
     )
     path = owner.module.paths[block.experts.statement]
     draft.add(
@@ -74,35 +75,27 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
         draft.add(owner.module, AddImport("vllm.config", "get_current_vllm_config"))
 
 
-def plan_inherited_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabilities) -> None:
+def plan_inherited_block(
+    draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabilities
+) -> None:
     """Where the block stands elsewhere and has EPLB: check the numbers before it is built.
 
     Upstream's blocks divide the experts by the ranks without a look at the remainder.
     """
     if not anatomy.block.has_eplb:
         return
-    attribute = _config_attribute(anatomy)
     edge = next(e for e in builds.edges(anatomy.causal) if e.attribute == anatomy.model)
     module = anatomy.causal.module
     code = render(
         "inherited_block_check.py",
-        config="self.config",
-        attribute=attribute,
-        **redundant("n_redundant_experts", offered),
+        num_experts=f"self.config.{_config_attribute(anatomy)}",
+        in_eplb_config=offered.in_eplb_config,
     )
     draft.add(
         module,
         Insert(module.paths[edge.statement], code),
         AddImport("vllm.distributed", "get_ep_group"),
     )
-
-
-def redundant(attribute: str, offered: Capabilities) -> dict[str, object]:
-    """Template values for reading R."""
-    return {
-        "redundant_attribute": attribute,
-        "in_eplb_config": offered.redundant_experts.startswith("eplb_config."),
-    }
 
 
 def _num_experts(anatomy: Anatomy) -> ast.expr:
@@ -124,7 +117,5 @@ def _config_attribute(anatomy: Anatomy) -> str:
         if source is not None and any(dotted(t) == dotted(value) for t in targets):
             value = source
     if not (isinstance(value, ast.Attribute) and dotted(value).startswith("config.")):
-        raise Refusal(
-            "the number of experts is not read from the config", anatomy.block.ref.where
-        )
+        raise Refusal("the number of experts is not read from the config", anatomy.block.ref.where)
     return value.attr

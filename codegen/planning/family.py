@@ -29,6 +29,7 @@ def _plan(modules: Modules, family: Family) -> Plan:
         module = modules.get(f"{MODELS}.{name.removesuffix('.py')}")
         if module is None:
             return Plan(family, State.ABSENT, f"vllm/model_executor/models/{name} is not there")
+        _ = module.tree  # edits are placed by statements of the whole
         files[name] = module
     architectures = {n: served_classes(modules, n.removesuffix(".py")) for n in files}
     served = [

@@ -20,7 +20,6 @@ from ..analysis.syntax import (
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import AddArguments, Insert, Replace, ReplaceArgument, SetLoop
-from .block import redundant
 from .plan import Draft
 
 
@@ -84,14 +83,18 @@ def _plan_redundant_attribute(draft: Draft, owner: ClassRef, offered: Capabiliti
     if init is None or "vllm_config" not in parameters(init):
         raise Refusal(f"{owner.name} has no constructor that takes vllm_config", owner.where)
     anchor = next(
-        (s for s, _ in statements(init) if any(self_attribute(t) == "config" for t in assigned(s)[0])),
+        (
+            s
+            for s, _ in statements(init)
+            if any(self_attribute(t) == "config" for t in assigned(s)[0])
+        ),
         init.body[-1],
     )
     known = any(dotted(t) == "parallel_config" for s, _ in statements(init) for t in assigned(s)[0])
     code = render(
         "backbone_settings.py",
         has_parallel_config=known,
-        **redundant("num_redundant_experts", offered),
+        in_eplb_config=offered.in_eplb_config,
     )
     draft.add(owner.module, Insert(owner.module.paths[anchor], code, behind=True))
 
@@ -104,7 +107,9 @@ def _plan_stopping_loop(draft: Draft, anatomy: Anatomy, found: ExpertLoop) -> No
     if value is None and isinstance(found.load, ast.Expr):
         value = found.load.value
     if value is None:
-        raise Refusal("the weight loader is called in a way that is not known", module.where(found.load))
+        raise Refusal(
+            "the weight loader is called in a way that is not known", module.where(found.load)
+        )
     code = render(
         "replica_loads.py",
         success=dotted(targets[0]) if targets else "",
@@ -134,7 +139,9 @@ def _plan_candidates(draft: Draft, anatomy: Anatomy, found: ExpertLoop) -> None:
     module = found.method.owner.module
     tensors = anatomy.loading.tensors_around(found)
     if tensors is None:
-        raise Refusal("no loop over the checkpoint's tensors around this one", module.where(found.loop))
+        raise Refusal(
+            "no loop over the checkpoint's tensors around this one", module.where(found.loop)
+        )
     _plan_grouping(draft, tensors, found.mapping)
     path = module.paths[found.loop]
     draft.add(
@@ -168,10 +175,10 @@ def _plan_grouping(draft: Draft, tensors: TensorLoop, mapping: str) -> None:
 
 
 def _plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None:
-    """Fused tensors hold the logical experts: every physical one takes its logical expert's part."""
+    """A physical expert takes its logical expert's part of a fused tensor."""
     for found in anatomy.loading.ranges:
         module = _editable(draft, found.method, found.loop)
-        count = module.text(found.count)
+        count = module.text(found.num_experts)
         if not _has_redundant_attribute(anatomy, found.method):
             raise Refusal(
                 f"{found.method.owner.name} does not know the number of redundant experts",
@@ -179,16 +186,14 @@ def _plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None
             )
         draft.add(
             module,
-            SetLoop(
-                module.paths[found.loop], f"range({count} + self.num_redundant_experts)"
-            ),
+            SetLoop(module.paths[found.loop], f"range({count} + self.num_redundant_experts)"),
             Replace(
                 module.paths[found.part],
                 render(
                     "fused_part.py",
                     part=dotted(assigned(found.part)[0][0]),
                     tensor=module.text(found.tensor.value),
-                    index=found.index,
+                    index=found.expert_id,
                     num_experts=count,
                 ),
             ),
@@ -197,7 +202,9 @@ def _plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None
     for piece in anatomy.loading.slices:
         module = _editable(draft, piece.method, piece.statement)
         if num_experts is None or not dotted(num_experts).startswith("self."):
-            raise Refusal("the number of experts is not an attribute", module.where(per_expert.call))
+            raise Refusal(
+                "the number of experts is not an attribute", module.where(per_expert.call)
+            )
         draft.add(
             module,
             Replace(
@@ -248,7 +255,9 @@ def _plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -
     names = [n for n in parameters(method) if n != "self"]
     if anchor is None or not names:
         raise Refusal("load_weights makes no AutoWeightsLoader", causal.module.where(method))
-    if any(keyword(anatomy.block.experts.call, f"ckpt_{p}_proj_name") for p in ("gate", "down", "up")):
+    if any(
+        keyword(anatomy.block.experts.call, f"ckpt_{p}_proj_name") for p in ("gate", "down", "up")
+    ):
         raise Refusal(
             "the experts' projections have names of their own in the checkpoint",
             anatomy.block.ref.module.where(anatomy.block.experts.call),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ..analysis.modules import ClassRef, Module
 from ..families import Family
@@ -20,17 +20,15 @@ class State(Enum):
     UNRECOGNISED = "not recognised"
 
 
-@dataclass(frozen=True)
-class FilePlan:
+class FilePlan(NamedTuple):
     """The edits of one file, and the classes that vLLM serves from it."""
 
-    module: Module = field(repr=False)
+    module: Module
     edits: tuple[Edit, ...]
     architectures: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What is to be done for a family. No files unless the state is ADDED."""
 
     family: Family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..analysis.anatomy import Anatomy, is_native
-from ..analysis.capabilities import PROTOCOL, Capabilities, StateSetting
+from ..analysis.capabilities import PROTOCOL, Capabilities
 from ..analysis.modules import ClassRef, Modules
 from ..analysis.syntax import keyword
 from ..errors import Refusal
@@ -57,7 +57,7 @@ def _plan_causal(
     if shared is None:
         num_shared = "0"
     elif shared.optional:
-        num_shared = f"int(example_moe.{shared.attribute} is not None)"
+        num_shared = f"int(moe.{shared.attribute} is not None)"
     else:
         num_shared = "1"
     parameters = render(
@@ -68,7 +68,7 @@ def _plan_causal(
         experts=anatomy.experts,
         block=block.ref.name,
         num_shared_experts=num_shared,
-        num_expert_groups="example_moe.n_expert_groups" if groups else "1",
+        num_expert_groups="moe.n_expert_groups" if groups else "1",
     )
     setting = offered.protocol.state_setting
     methods = render(

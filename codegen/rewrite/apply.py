@@ -25,12 +25,13 @@ from .imports import add_imports
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 
 
-def rewrite(source: str, edits: Sequence[Edit], where: str) -> str:
+def rewrite(source: str, edits: Sequence[Edit], where: str, by_ruff: bool) -> str:
     """The source with all edits made, in its own style.
 
     Args:
         source: the file as upstream has it.
         edits: paths are into `source`.
+        by_ruff: whether it follows ruff's style or yapf's (`style.follows_ruff`).
         where: the file's name, for messages.
 
     Raises:
@@ -41,7 +42,6 @@ def rewrite(source: str, edits: Sequence[Edit], where: str) -> str:
     except (cst.ParserSyntaxError, RecursionError) as error:
         line = getattr(error, "raw_line", 1)
         raise Refusal("LibCST cannot parse this file", f"{where}:{line}") from None
-    by_ruff = style.follows_ruff(source)
     rewriter = _Rewriter(module, edits, where, aligned=not by_ruff)
     changed = module.visit(rewriter)
     imports = {(e.module, e.name) for e in edits if isinstance(e, AddImport)}
@@ -121,9 +121,7 @@ class _Rewriter(cst.CSTTransformer):
             body += [*before, *here, *behind]
         return body
 
-    def _change(
-        self, edit: Edit, here: list[cst.CSTNode], old: cst.CSTNode
-    ) -> list[cst.CSTNode]:
+    def _change(self, edit: Edit, here: list[cst.CSTNode], old: cst.CSTNode) -> list[cst.CSTNode]:
         node = here[0]
         if isinstance(edit, Replace):
             assert isinstance(old, Statement)
@@ -156,18 +154,18 @@ class _Rewriter(cst.CSTTransformer):
         parsed = cst.parse_module(code, self.module.config_for_parsing)
         first, *rest = parsed.body
         leading = [*parsed.header, *first.leading_lines]
-        blank = _BareBlankLines()
-        return [
-            node.visit(blank) for node in (first.with_changes(leading_lines=leading), *rest)
-        ]  # type: ignore[return-value]
+        new: list[cst.CSTNode] = []
+        for node in (first.with_changes(leading_lines=leading), *rest):
+            visited = node.visit(_BareBlankLines())
+            assert isinstance(visited, cst.CSTNode)
+            new.append(visited)
+        return new
 
     def _with_base(self, node: cst.ClassDef, base: str) -> cst.ClassDef:
         bases = [self._code(a.value) for a in node.bases] + [base]
         head = f"class {node.name.value}("
-        if self.aligned:
-            text = style.fill(head, bases, "):")
-        else:
-            text = f"{head}{', '.join(bases)}):"
+        flat = f"{head}{', '.join(bases)}):"
+        text = style.fill(head, bases, "):") if self.aligned else flat
         parsed = cst.parse_statement(f"{text}\n    pass", self.module.config_for_parsing)
         assert isinstance(parsed, cst.ClassDef)
         return node.with_changes(
@@ -216,9 +214,7 @@ class _CallChanger(cst.CSTTransformer):
         return updated.with_changes(args=args)
 
 
-def _with_arguments(
-    present: Sequence[cst.Arg], wanted: Iterable[tuple[str, str]]
-) -> list[cst.Arg]:
+def _with_arguments(present: Sequence[cst.Arg], wanted: Iterable[tuple[str, str]]) -> list[cst.Arg]:
     args = list(present)
     for name, value in wanted:
         last = args[-1]

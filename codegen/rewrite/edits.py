@@ -63,12 +63,10 @@ class AddBase:
 
 @dataclass(frozen=True)
 class AddImport:
-    """`from module import name`, the module as the file would write it (".utils", "vllm.config")."""
+    """`from module import name`, the module as the file writes it (".utils", "vllm.config")."""
 
     module: str
     name: str
 
 
-Edit: TypeAlias = (
-    Insert | Replace | AddArguments | ReplaceArgument | SetLoop | AddBase | AddImport
-)
+Edit: TypeAlias = Insert | Replace | AddArguments | ReplaceArgument | SetLoop | AddBase | AddImport

@@ -40,7 +40,7 @@ def add_imports(
         assert isinstance(statement, cst.ImportFrom) and not isinstance(
             statement.names, cst.ImportStar
         )
-        names = [_code(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for alias in statement.names]
+        names = [_alias(alias) for alias in statement.names]
         if name in names:
             continue
         names = _with(names, name)
@@ -96,7 +96,7 @@ def _modules(body: list[Statement]) -> Iterable[tuple[int, str]]:
                 statement.names, cst.ImportStar
             ):
                 dots = "." * len(statement.relative)
-                yield index, dots + (_code(statement.module) if statement.module else "")
+                yield index, dots + (_dotted(statement.module) if statement.module else "")
 
 
 def _insert(
@@ -107,7 +107,8 @@ def _insert(
     same = [
         (index, other)
         for index, other in _modules(body)
-        if other.startswith(".") == (kind == ".") and (kind == "." or other.partition(".")[0] == kind)
+        if other.startswith(".") == (kind == ".")
+        and (kind == "." or other.partition(".")[0] == kind)
     ]
     if not same:
         raise Refusal(f"no import to put `from {module} import {name}` with")
@@ -124,5 +125,12 @@ def _insert(
     return [*body[:at], line, *body[at:]]
 
 
-def _code(node: cst.CSTNode) -> str:
-    return cst.Module(body=()).code_for_node(node).strip()
+def _dotted(node: cst.CSTNode) -> str:
+    if isinstance(node, cst.Attribute):
+        return f"{_dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+def _alias(alias: cst.ImportAlias) -> str:
+    name = _dotted(alias.name)
+    return f"{name} as {_dotted(alias.asname.name)}" if alias.asname else name

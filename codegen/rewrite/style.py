@@ -1,8 +1,8 @@
 """The two styles of vLLM's files, and how new code is fitted to them.
 
-Up to 0.11.0 the files are formatted by yapf (79 columns, continuation lines aligned), from 0.11.1 on
-by ruff's formatter with its defaults. Which one a file follows is asked of the file, not of the
-release: what ruff would not change follows ruff.
+Up to 0.11.0 the files are formatted by yapf (79 columns, continuation lines aligned), from 0.11.1
+on by ruff's formatter with its defaults. Which one a file follows is asked of the file, not of
+the release: what ruff would not change follows ruff.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def format_with_ruff(source: str) -> str:
 
 
 def fill(opening: str, items: list[str], closing: str, columns: int = YAPF_COLUMNS) -> str:
-    """`opening a, b, c closing` on as few lines as fit, continuation lines aligned behind `opening`.
+    """`opening a, b, c closing` on as few lines as fit, aligned behind `opening`.
 
     Where even the first item does not fit behind `opening`, all of them go below it with an indent
     of four, as isort and yapf do.

@@ -1,0 +1,7 @@
+"""`python -m eplb_codegen`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

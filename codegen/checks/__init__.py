@@ -1,0 +1,1 @@
+"""Static checks of a patched file against the tree that it was made from. Nothing is executed."""

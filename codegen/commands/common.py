@@ -1,0 +1,49 @@
+"""What the commands share: the source, the targets, and how to speak."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from ..families import Family, family, known_families
+from ..generate import Result
+from ..source import SourceTree, find_source
+
+
+def source_tree(options: argparse.Namespace) -> SourceTree:
+    """The vLLM to work on; says so on standard error while it downloads."""
+    return find_source(source=options.source, version=options.vllm, progress=_progress)
+
+
+def targets(names: list[str]) -> list[Family]:
+    """The families named, each once; every known one if none is."""
+    if not names:
+        return known_families()
+    found = {f.name: f for f in map(family, names)}
+    return list(found.values())
+
+
+def print_json(document: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(document, indent=2))
+
+
+def describe(result: Result) -> dict[str, object]:
+    """A result for programs."""
+    return {
+        "family": result.family.name,
+        "state": result.state.value,
+        "reason": result.reason,
+        "files": [f.name for f in result.files],
+    }
+
+
+def coloured() -> bool:
+    """Whether standard output is a terminal that shows colours."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

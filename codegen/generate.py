@@ -1,0 +1,101 @@
+"""From a tree and a family to finished files: plan, rewrite, check, relocate."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from . import __version__
+from .analysis.modules import Module, Modules
+from .checks.names import new_name_faults
+from .checks.resolves import unresolved_imports
+from .errors import Refusal
+from .families import Family
+from .output.manifest import FamilyEntry, FileEntry
+from .output.relocate import relocate
+from .output.writer import digest
+from .planning.family import plan_family
+from .planning.plan import FilePlan, Plan, State
+from .render import render
+from .rewrite.apply import rewrite
+from .rewrite.edits import AddImport
+from .rewrite.style import follows_ruff
+from .source import SourceTree
+
+
+class Generated(NamedTuple):
+    """One file: upstream's text, that text patched in place, and the file for the output folder."""
+
+    name: str
+    upstream: str
+    original: str
+    patched: str
+    output: str
+
+
+class Result(NamedTuple):
+    """What became of a family. `files` and `entry` are there only where the state is ADDED."""
+
+    family: Family
+    state: State
+    reason: str
+    files: tuple[Generated, ...] = ()
+    entry: FamilyEntry | None = None
+
+
+class Generator:
+    """Generates families from one tree; what was read of it serves all of them."""
+
+    def __init__(self, tree: SourceTree) -> None:
+        self.tree = tree
+        self._parsed: dict[str, Module | None] = {}
+
+    def generate(self, family: Family) -> Result:
+        """The files of a family. A Refusal becomes the result's state."""
+        modules = Modules(self.tree, self._parsed)
+        plan = plan_family(modules, family)
+        if plan.state is not State.ADDED:
+            return Result(family, plan.state, plan.reason)
+        try:
+            return self._finish(modules, plan)
+        except Refusal as refusal:
+            return Result(family, State.UNRECOGNISED, str(refusal))
+
+    def _finish(self, modules: Modules, plan: Plan) -> Result:
+        stems = [PurePosixPath(f.module.path).stem for f in plan.files]
+        files: list[Generated] = []
+        entries: dict[str, FileEntry] = {}
+        for part in plan.files:
+            module = part.module
+            by_ruff = follows_ruff(module.source)
+            patched = rewrite(module.source, part.edits, module.path, by_ruff)
+            _check(modules, part, patched)
+            stem = PurePosixPath(module.path).stem
+            header = render(
+                "header.py",
+                tool_version=__version__,
+                family=plan.family.name,
+                version=self.tree.version,
+                upstream=module.path,
+                upstream_sha256=module.sha256,
+            )
+            output = header + relocate(patched, set(stems) - {stem}, stem, by_ruff)
+            name = f"{stem}.py"
+            files.append(Generated(name, module.path, module.source, patched, output))
+            entries[name] = FileEntry(
+                module.path, module.sha256, digest(output), dict(part.architectures)
+            )
+        entry = FamilyEntry(__version__, entries, modules.read)
+        return Result(plan.family, plan.state, plan.reason, tuple(files), entry)
+
+
+def _check(modules: Modules, part: FilePlan, patched: str) -> None:
+    """Refuse a file that could not be imported or names something that is not there."""
+    path = part.module.path
+    result = Module(part.module.name, path, patched)
+    compile(result.tree, path, "exec")
+    added = {e.name for e in part.edits if isinstance(e, AddImport)}
+    faults = new_name_faults(part.module.source, patched)
+    faults += unresolved_imports(modules, result, only=added)
+    if faults:
+        raise Refusal(f"the patched file would not be sound: {'; '.join(faults)}", path)

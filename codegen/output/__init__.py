@@ -1,0 +1,1 @@
+"""The files that `apply` leaves behind: imports that work elsewhere, manifest, safe writing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from .errors import EnvironmentFault, Exit, Fault
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is one of `errors.Exit`."""
+    # a run is short, and what it parses has no cycles: collecting would only cost time
+    gc.disable()
     options = _parser().parse_args(arguments)
     try:
         # a command's module is imported when it is the one to run

@@ -67,9 +67,15 @@ class Builds:
     def __init__(self, modules: Modules) -> None:
         self.modules = modules
         self._chains: dict[ClassRef, list[Chain]] = {}
+        self._constructors: dict[ClassRef, list[Constructor]] = {}
 
-    def constructors(self, ref: ClassRef) -> Iterator[Constructor]:
+    def constructors(self, ref: ClassRef) -> list[Constructor]:
         """The constructors that run when `ref` is built, following `super()` as written."""
+        if ref not in self._constructors:
+            self._constructors[ref] = list(self._follow_super(ref))
+        return self._constructors[ref]
+
+    def _follow_super(self, ref: ClassRef) -> Iterator[Constructor]:
         lineage = self.modules.lineage(ref)
         start = 0
         while start < len(lineage):

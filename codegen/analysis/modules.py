@@ -40,6 +40,11 @@ class Module:
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @cached_property
+    def _lines(self) -> list[bytes]:
+        # columns of syntax trees count bytes
+        return self.source.encode().splitlines(keepends=True)
+
+    @cached_property
     def paths(self) -> dict[ast.stmt, StatementPath]:
         """Where each statement stands, those of nested functions and classes included."""
         found: dict[ast.stmt, StatementPath] = {}
@@ -131,7 +136,13 @@ class Module:
 
     def text(self, node: ast.AST) -> str:
         """The source text of a node."""
-        return ast.get_source_segment(self.source, node) or ast.unparse(node)
+        # ast.get_source_segment splits the whole source at every call
+        assert isinstance(node, ast.expr | ast.stmt)
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        lines = self._lines[node.lineno - 1 : node.end_lineno]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return b"".join(lines).decode()
 
 
 def absolute(module: Module, node: ast.ImportFrom) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +17,7 @@ from .edits import (
     AddImport,
     Edit,
     Insert,
+    NewCode,
     Replace,
     ReplaceArgument,
     SetLoop,
@@ -62,12 +64,13 @@ class _Rewriter(cst.CSTTransformer):
         self.edits: dict[cst.CSTNode, list[Edit]] = {}
         self.depth: dict[cst.CSTNode, int] = {}
         self.entered: set[cst.CSTNode] = set()
-        for edit in edits:
-            if not isinstance(edit, AddImport):
-                way = self._way(edit.path)
-                self.edits.setdefault(way[-1], []).append(edit)
-                self.depth[way[-1]] = len(way) - 1
-                self.entered.update(way)
+        placed = [e for e in edits if not isinstance(e, AddImport)]
+        for edit in placed:
+            way = self._way(edit.path)
+            self.edits.setdefault(way[-1], []).append(edit)
+            self.depth[way[-1]] = len(way) - 1
+            self.entered.update(way)
+        self.new = self._parse_all(placed)
 
     def parse_line(self, code: str) -> cst.SimpleStatementLine:
         statement = cst.parse_statement(code, self.module.config_for_parsing)
@@ -115,7 +118,7 @@ class _Rewriter(cst.CSTTransformer):
             here: list[cst.CSTNode] = [new]
             for edit in self.edits.get(old, ()):
                 if isinstance(edit, Insert):
-                    (behind if edit.behind else before).extend(self._parse(edit.code, old))
+                    (behind if edit.behind else before).extend(self.new[edit.code])
                 else:
                     here = self._change(edit, here, old)
             body += [*before, *here, *behind]
@@ -125,7 +128,7 @@ class _Rewriter(cst.CSTTransformer):
         node = here[0]
         if isinstance(edit, Replace):
             assert isinstance(old, Statement)
-            new = self._parse(edit.code, old)
+            new = self.new[edit.code]
             first = new[0]
             assert isinstance(first, Statement)
             leading = [*old.leading_lines, *first.leading_lines]
@@ -148,18 +151,23 @@ class _Rewriter(cst.CSTTransformer):
             return [self._with_base(node, edit.base), *here[1:]]
         raise Refusal(f"{type(edit).__name__} does not fit {type(node).__name__}", self.where)
 
-    def _parse(self, code: str, near: cst.CSTNode) -> list[cst.CSTNode]:
-        if self.aligned:
-            code = style.wrap_as_yapf(code, self.depth[near])
-        parsed = cst.parse_module(code, self.module.config_for_parsing)
-        first, *rest = parsed.body
-        leading = [*parsed.header, *first.leading_lines]
-        new: list[cst.CSTNode] = []
-        for node in (first.with_changes(leading_lines=leading), *rest):
-            visited = node.visit(_BareBlankLines())
-            assert isinstance(visited, cst.CSTNode)
-            new.append(visited)
-        return new
+    def _parse_all(self, edits: Iterable[Edit]) -> dict[str, list[cst.CSTNode]]:
+        """The statements of all new code, from one parse."""
+        codes = {e.code: self.depth[self._way(e.path)[-1]] for e in edits if isinstance(e, NewCode)}
+        blocks = []
+        for code, depth in codes.items():
+            fitted = style.wrap_as_yapf(code, depth) if self.aligned else code
+            # the first line keeps blank lines above new code from becoming the module's header
+            blocks.append(f"pass\n{fitted}")
+        parsed = cst.parse_module("".join(blocks), self.module.config_for_parsing)
+        parsed = parsed.visit(_BareBlankLines())
+        found: dict[str, list[cst.CSTNode]] = {}
+        rest = list(parsed.body)
+        for code in codes:
+            count = len(ast.parse(code).body)
+            found[code] = list(rest[1 : count + 1])
+            rest = rest[count + 1 :]
+        return found
 
     def _with_base(self, node: cst.ClassDef, base: str) -> cst.ClassDef:
         bases = [self._code(a.value) for a in node.bases] + [base]
@@ -181,6 +189,9 @@ class _Rewriter(cst.CSTTransformer):
 
 class _BareBlankLines(cst.CSTTransformer):
     """Blank lines without the indentation that a deeper place would give them."""
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, cst.BaseExpression | cst.BaseSmallStatement)
 
     def leave_EmptyLine(self, original: cst.EmptyLine, updated: cst.EmptyLine) -> cst.EmptyLine:
         return updated if updated.comment else updated.with_changes(indent=False)

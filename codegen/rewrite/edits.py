@@ -69,4 +69,5 @@ class AddImport:
     name: str
 
 
+NewCode: TypeAlias = Insert | Replace
 Edit: TypeAlias = Insert | Replace | AddArguments | ReplaceArgument | SetLoop | AddBase | AddImport

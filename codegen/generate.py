@@ -93,7 +93,10 @@ def _check(modules: Modules, part: FilePlan, patched: str) -> None:
     """Refuse a file that could not be imported or names something that is not there."""
     path = part.module.path
     result = Module(part.module.name, path, patched)
-    compile(result.tree, path, "exec")
+    try:
+        compile(result.tree, path, "exec")
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(f"the patched file would not compile: {error}", path) from None
     added = {e.name for e in part.edits if isinstance(e, AddImport)}
     faults = new_name_faults(part.module.source, patched)
     faults += unresolved_imports(modules, result, only=added)

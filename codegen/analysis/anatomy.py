@@ -31,7 +31,9 @@ class Block(NamedTuple):
 
     @property
     def has_eplb(self) -> bool:
-        return keyword(self.experts.call, "num_redundant_experts") is not None
+        """Whether the block gives its experts both arguments of EPLB."""
+        arguments = ("enable_eplb", "num_redundant_experts")
+        return all(keyword(self.experts.call, a) is not None for a in arguments)
 
 
 class Anatomy(NamedTuple):
@@ -58,6 +60,10 @@ class Anatomy(NamedTuple):
         return self.block.experts.attribute
 
 
+class NoExperts(Refusal):
+    """A served class is dense."""
+
+
 def is_native(modules: Modules, ref: ClassRef) -> bool:
     """Whether a class is a MixtureOfExperts by its bases."""
     return any(c.name == PROTOCOL and c.module.name == INTERFACES for c in modules.lineage(ref))
@@ -71,10 +77,17 @@ def anatomy(modules: Modules, builds: Builds, served: ClassRef) -> Anatomy:
     """
     chains = builds.chains(served)
     if not chains:
+        seen = builds.expert_layer_calls(served.module)
+        if not seen:
+            raise NoExperts(
+                f"{served.name} builds no experts",
+                served.where,
+                "Dense models have none to balance.",
+            )
+        places = ", ".join(served.module.where(call) for call in seen)
         raise Refusal(
-            f"no MoE block: nothing that {served.name} builds builds vLLM's expert layer",
+            f"experts are built at {places}, but not how {served.name} comes to build them",
             served.where,
-            "Dense models have no experts to balance.",
         )
     if len(chains) > 1:
         blocks = sorted({c.experts.block.name for c in chains})

@@ -141,6 +141,10 @@ class Builds:
                 for target in self._references(constructor, value):
                     yield Edge(ref, attributes[-1], target, many, statement)
 
+    def expert_layer_calls(self, module: Module) -> list[ast.Call]:
+        """Every call in a module that builds vLLM's expert layer, wherever it stands."""
+        return [c for c in calls(module.tree) if self.is_expert_layer(module, c)]
+
     def chains(self, ref: ClassRef) -> list[Chain]:
         """Every way from a class down to an expert layer."""
         if ref not in self._chains:
@@ -156,20 +160,25 @@ class Builds:
                 self._chains[ref] = list(found.values())
         return self._chains[ref]
 
-    def _references(self, constructor: Constructor, value: ast.expr) -> Iterator[ClassRef]:
-        """The model classes that an expression names, directly or round a corner."""
-        for node in ast.walk(value):
-            if isinstance(node, ast.Name):
-                yield from self._class_named(constructor, node.id)
-            elif isinstance(node, ast.Call) and (method := self_attribute(node.func)):
+    def _references(self, constructor: Constructor, value: ast.AST) -> Iterator[ClassRef]:
+        """The model classes that an expression builds, directly or round a corner."""
+        if isinstance(value, ast.Call):
+            called = list(self._class_named(constructor, dotted(value.func)))
+            if called:
+                # its arguments are what it builds with: OlmoeModel(layer_type=layer_type)
+                yield from called
+                return
+            if method := self_attribute(value.func):
                 # self.model = self._init_model(...)
                 found = self.modules.method(constructor.built, method)
-                if found is None:
-                    continue
-                reached = Constructor(constructor.built, *found)
-                for returned in _returned(reached.function):
-                    for name in (n for n in ast.walk(returned) if isinstance(n, ast.Name)):
-                        yield from self._class_named(reached, name.id)
+                reached = Constructor(constructor.built, *found) if found else None
+                for returned in _returned(reached.function) if reached else ():
+                    assert reached is not None
+                    yield from self._references(reached, returned)
+        if isinstance(value, ast.Name):
+            yield from self._class_named(constructor, value.id)
+        for child in ast.iter_child_nodes(value):
+            yield from self._references(constructor, child)
 
     def _class_named(self, constructor: Constructor, name: str) -> Iterator[ClassRef]:
         if name in parameters(constructor.function):

@@ -34,6 +34,12 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
     if block.has_eplb:
         return
     owner = block.experts.constructor
+    given = {"enable_eplb", "num_redundant_experts"} & {k.arg for k in block.experts.call.keywords}
+    if given or any(k.arg is None for k in block.experts.call.keywords):
+        raise Refusal(
+            f"{block.ref.name} gives its experts {', '.join(sorted(given)) or '**'} already",
+            owner.module.where(block.experts.call),
+        )
     if not draft.can_edit(owner):
         raise Refusal(
             f"{block.ref.name} builds experts without EPLB in a file that the family does not list",

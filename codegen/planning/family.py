@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..analysis.anatomy import Anatomy, anatomy, is_native
+from ..analysis.anatomy import Anatomy, NoExperts, anatomy, is_native
 from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities, capabilities, expert_layer_class
 from ..analysis.modules import MODELS, ClassRef, Module, Modules
@@ -45,16 +45,28 @@ def _plan(modules: Modules, family: Family) -> Plan:
     builds = Builds(modules)
     draft = Draft(m.path for m in files.values())
     native: list[str] = []
+    dense: list[NoExperts] = []
     for module, name in served:
         ref = modules.class_of(module, name)
         if ref is None:
             raise Refusal(f"class {name}, which the registry names, not found", module.path)
-        found = anatomy(modules, builds, ref)
-        offered = _capabilities(modules, found)
-        if _is_native(modules, found, offered):
+        if is_native(modules, ref):
             native.append(name)
-        else:
-            _plan_served(draft, found, modules, builds, offered)
+            continue
+        try:
+            found = anatomy(modules, builds, ref)
+        except NoExperts as refusal:
+            # DeepseekForCausalLM stands in the file of DeepseekV2ForCausalLM
+            dense.append(refusal)
+            continue
+        offered = _capabilities(modules, found)
+        if offered.protocol.unwrapped and is_native(modules, found.causal):
+            # a release that looks inside wrappers needs no protocol on them
+            native.append(name)
+            continue
+        _plan_served(draft, found, modules, builds, offered)
+    if not draft.edits and not native:
+        raise dense[0]
     if not draft.edits:
         return Plan(family, State.NATIVE, f"{', '.join(native)}: MixtureOfExperts by vLLM itself")
     untouched = [m.path for m in files.values() if m.path not in draft.edits]
@@ -76,17 +88,10 @@ def _plan_served(
     plan_inherited_block(draft, found, builds, offered)
     plan_block(draft, found, builds, offered)
     plan_loader(draft, found, offered)
-    plan_protocol(draft, found, modules, offered)
+    plan_protocol(draft, found, modules, builds, offered)
 
 
 def _capabilities(modules: Modules, found: Anatomy) -> Capabilities:
     owner: ClassRef = found.block.experts.constructor
     layer = expert_layer_class(modules, owner.module, found.block.experts.builder)
     return capabilities(modules, layer)
-
-
-def _is_native(modules: Modules, found: Anatomy, offered: Capabilities) -> bool:
-    if is_native(modules, found.served):
-        return True
-    # a release that looks inside wrappers needs no protocol on them
-    return offered.protocol.unwrapped and is_native(modules, found.causal)

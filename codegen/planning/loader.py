@@ -240,6 +240,7 @@ def _plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -
         raise Refusal("neither the model nor the layer code loads experts", anatomy.backbone.where)
     if fused.fills_replicas:
         return
+    _check_layer_loading(anatomy)
     causal = anatomy.causal
     method = causal.methods.get("load_weights")
     if method is None:
@@ -255,13 +256,6 @@ def _plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -
     names = [n for n in parameters(method) if n != "self"]
     if anchor is None or not names:
         raise Refusal("load_weights makes no AutoWeightsLoader", causal.module.where(method))
-    if any(
-        keyword(anatomy.block.experts.call, f"ckpt_{p}_proj_name") for p in ("gate", "down", "up")
-    ):
-        raise Refusal(
-            "the experts' projections have names of their own in the checkpoint",
-            anatomy.block.ref.module.where(anatomy.block.experts.call),
-        )
     transposed = keyword(anatomy.block.experts.call, "is_fused_checkpoint_transposed")
     if transposed is not None and not isinstance(transposed, ast.Constant):
         raise Refusal(
@@ -283,6 +277,42 @@ def _plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -
         Insert(module.paths[first], render("split_fused_experts.py", **values)),
         Insert(module.paths[anchor], render("split_fused_call.py", **values)),
     )
+
+
+def _check_layer_loading(anatomy: Anatomy) -> None:
+    """Refuse what comes between the checkpoint and the layer code, or changes that code."""
+    call = anatomy.block.experts.call
+    home = anatomy.block.ref.module
+    for name in _LAYER_LOADING_ARGUMENTS:
+        if keyword(call, name) is not None:
+            raise Refusal(f"experts built with {name}= load in their own way", home.where(call))
+    for method in anatomy.loading.methods:
+        if method.function.name == "load_weights":
+            for statement, _ in statements(method.function):
+                if isinstance(statement, ast.For):
+                    raise Refusal(
+                        f"{method.owner.name}.load_weights loops, but over no expert mapping",
+                        method.where(statement),
+                    )
+    for owner in (anatomy.causal, anatomy.backbone):
+        for node in owner.node.body:
+            value = assigned(node)[1]
+            if isinstance(value, ast.Call) and any(
+                isinstance(new, ast.Constant) and "experts" in str(new.value)
+                for table in ast.walk(value)
+                if isinstance(table, ast.Dict)
+                for new in table.values
+            ):
+                raise Refusal(f"{owner.name} renames weights to experts'", owner.module.where(node))
+
+
+_LAYER_LOADING_ARGUMENTS = (
+    "routed_experts_cls",
+    "ckpt_names",
+    "ckpt_gate_proj_name",
+    "ckpt_down_proj_name",
+    "ckpt_up_proj_name",
+)
 
 
 def _flat(module: Module, node: ast.expr) -> str:

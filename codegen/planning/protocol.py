@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
 from ..analysis.anatomy import Anatomy, is_native
+from ..analysis.builds import Builds
 from ..analysis.capabilities import PROTOCOL, Capabilities
 from ..analysis.modules import ClassRef, Modules
-from ..analysis.syntax import keyword
+from ..analysis.syntax import assigned, keyword, self_attribute, statements
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import AddBase, AddImport, Insert
@@ -26,7 +29,9 @@ MEMBERS = {
 METHODS = {"set_eplb_state", "update_physical_experts_metadata"}
 
 
-def plan_protocol(draft: Draft, anatomy: Anatomy, modules: Modules, offered: Capabilities) -> None:
+def plan_protocol(
+    draft: Draft, anatomy: Anatomy, modules: Modules, builds: Builds, offered: Capabilities
+) -> None:
     """Make the causal-LM class, and the wrapper where there is one, a MixtureOfExperts.
 
     Raises:
@@ -43,6 +48,7 @@ def plan_protocol(draft: Draft, anatomy: Anatomy, modules: Modules, offered: Cap
     updates = "update_physical_experts_metadata" in protocol.methods
     if updates and not offered.updates_expert_map:
         raise Refusal("the expert layer of this tree has no update_expert_map")
+    _check_block_attributes(anatomy, builds)
     _plan_causal(draft, anatomy, modules, offered, updates)
     if anatomy.wrapper is not None and not protocol.unwrapped:
         _plan_wrapper(draft, anatomy, modules, updates)
@@ -52,7 +58,6 @@ def _plan_causal(
     draft: Draft, anatomy: Anatomy, modules: Modules, offered: Capabilities, updates: bool
 ) -> None:
     block = anatomy.block
-    groups = keyword(block.experts.call, "num_expert_group") is not None
     shared = block.shared_expert
     if shared is None:
         num_shared = "0"
@@ -68,7 +73,7 @@ def _plan_causal(
         experts=anatomy.experts,
         block=block.ref.name,
         num_shared_experts=num_shared,
-        num_expert_groups="moe.n_expert_groups" if groups else "1",
+        num_expert_groups=_num_expert_groups(anatomy),
     )
     setting = offered.protocol.state_setting
     methods = render(
@@ -82,6 +87,43 @@ def _plan_causal(
     draft.add(module, AddImport(".utils", "PPMissingLayer"))
     if block.ref.path != module.path:
         draft.add(module, AddImport(f".{block.ref.module.name.rpartition('.')[2]}", block.ref.name))
+
+
+def _num_expert_groups(anatomy: Anatomy) -> str:
+    """The number of groups, as the causal-LM class can read it from a block `moe`."""
+    groups = keyword(anatomy.block.experts.call, "num_expert_group")
+    if groups is None or (isinstance(groups, ast.Constant) and groups.value is None):
+        return "1"
+    if not anatomy.block.has_eplb:
+        return "moe.n_expert_groups"  # one of the settings that the block is given
+    if isinstance(groups, ast.Constant):
+        return str(groups.value)
+    if attribute := self_attribute(groups):
+        return f"moe.{attribute}"
+    raise Refusal(
+        "the number of expert groups is not an attribute of the block",
+        anatomy.block.ref.module.where(groups),
+    )
+
+
+def _check_block_attributes(anatomy: Anatomy, builds: Builds) -> None:
+    """A block with EPLB of its own must have what the members are read from."""
+    if not anatomy.block.has_eplb:
+        return
+    present = {
+        attribute
+        for constructor in builds.constructors(anatomy.block.ref)
+        for statement, _ in statements(constructor.function)
+        for target in assigned(statement)[0]
+        if (attribute := self_attribute(target))
+    }
+    wanted = {f"n_{kind}_experts" for kind in ("logical", "physical", "local_physical")}
+    wanted |= {"n_routed_experts", "n_redundant_experts"}
+    if missing := sorted(wanted - present):
+        raise Refusal(
+            f"{anatomy.block.ref.name} has EPLB but does not set {', '.join(missing)}",
+            anatomy.block.ref.where,
+        )
 
 
 def _plan_wrapper(draft: Draft, anatomy: Anatomy, modules: Modules, updates: bool) -> None:
@@ -102,6 +144,11 @@ def _plan_class(
     init = ref.methods.get("__init__")
     if not draft.can_edit(ref) or init is None:
         raise Refusal(f"{ref.name} has no constructor in a file of the family", ref.where)
+    if already := sorted(METHODS & set(ref.methods)):
+        raise Refusal(
+            f"{ref.name} already defines {', '.join(already)}",
+            ref.module.where(ref.methods[already[0]]),
+        )
     paths = ref.module.paths
     draft.add(ref.module, Insert(paths[init.body[-1]], parameters, behind=True))
     if methods.strip():

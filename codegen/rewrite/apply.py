@@ -227,13 +227,18 @@ class _CallChanger(cst.CSTTransformer):
 
 def _with_arguments(present: Sequence[cst.Arg], wanted: Iterable[tuple[str, str]]) -> list[cst.Arg]:
     args = list(present)
+    none = cst.SimpleWhitespace("")
     for name, value in wanted:
         last = args[-1]
         # a new argument stands as the one before the last did: on its own line, or not
         between = args[-2].comma if len(args) > 1 else cst.MaybeSentinel.DEFAULT
         if not isinstance(between, cst.Comma):
             between = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-        none = cst.SimpleWhitespace("")
+        space = between.whitespace_after
+        if isinstance(space, cst.ParenthesizedWhitespace):
+            # a comment there speaks of the argument that it stands behind
+            line = space.first_line.with_changes(comment=None, whitespace=none)
+            between = between.with_changes(whitespace_after=space.with_changes(first_line=line))
         args[-1] = last.with_changes(comma=between, whitespace_after_arg=none)
         args.append(
             cst.Arg(

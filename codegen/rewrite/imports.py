@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import libcst as cst
 
+from ..analysis.modules import MODELS
 from ..errors import Refusal
 from .style import fill
 
@@ -30,10 +31,14 @@ def add_imports(
     """
     result = list(body)
     for module, name in sorted(wanted):
-        at = _find(result, lambda found, module=module: found == module)  # type: ignore[misc]
-        if at is None:
+        # a file may write `.utils` as vllm.model_executor.models.utils
+        spelled = {module, f"{MODELS}{module}"} if module.startswith(".") else {module}
+        written = {index: found for index, found in _modules(result) if found in spelled}
+        if not written:
             result = _insert(result, module, name, parse)
             continue
+        at = max(written)
+        module = written[at]
         line = result[at]
         assert isinstance(line, cst.SimpleStatementLine)
         statement = line.body[0]
@@ -77,15 +82,6 @@ def _key(name: str) -> tuple[int, list[object]]:
     rank = 0 if bare.isupper() and len(bare) > 1 else 1 if bare[:1].isupper() else 2
     parts = re.split(r"(\d+)", bare)
     return rank, [int(p) if p.isdigit() else p for p in parts]
-
-
-def _find(body: list[Statement], matches: Callable[[str], bool]) -> int | None:
-    """The last `from` import of a module that `matches`."""
-    found = None
-    for index, module in _modules(body):
-        if matches(module):
-            found = index
-    return found
 
 
 def _modules(body: list[Statement]) -> Iterable[tuple[int, str]]:

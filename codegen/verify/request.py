@@ -1,0 +1,96 @@
+"""What is asked of `verify`, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import EnvironmentFault
+
+Status = Literal["passed", "failed", "not run"]
+
+
+class Unusable(EnvironmentFault):
+    """The interpreter's vLLM cannot be run here."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One class to judge."""
+
+    python: Path
+    """The interpreter whose vLLM is used."""
+    family: str
+    """The key of the family's tiny model."""
+    module: Path | None = None
+    """The generated file; None judges upstream's own class."""
+    ranks: int = 2
+    redundant: tuple[int, ...] = (0, 2)
+    layouts: tuple[str, ...] = ("per-expert",)
+    experts: int = 8
+    """E of the tiny model."""
+    checkpoint: Path | None = None
+    """A real checkpoint instead of a tiny random one."""
+    seed: int = 0
+    device: Literal["cpu", "cuda"] = "cpu"
+    timeout: float = 300.0
+    """Seconds that one case may take."""
+    tolerance: float = 1e-5
+    """How far float32 logits may be apart, relative to the largest."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    check: str
+    case: str
+    status: Status
+    what: str
+    """What was compared."""
+    figure: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One expert parameter of one slot, as judged in one case."""
+
+    case: str
+    when: str
+    layer: int
+    rank: int
+    slot: int
+    physical: int
+    logical: int
+    parameter: str
+    state: str
+    """right, wrong, never written or partly written."""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Tokens per MoE layer and rank on one skewed batch, around one rearrangement."""
+
+    case: str
+    batch: int
+    before: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    vllm: str
+    torch: str
+    checks: tuple[Check, ...]
+    slots: tuple[Slot, ...]
+    loads: tuple[Loads, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """No check failed, and at least one ran."""
+        statuses = {check.status for check in self.checks}
+        return "failed" not in statuses and "passed" in statuses

@@ -110,7 +110,6 @@ def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) 
     if many[0] > 2:
         raise Refusal(f"{served.name} wraps its language model more than once", served.where)
     owners = [to_backbone.owner, to_layers.owner, *([served] if many[0] == 2 else [])]
-    _assigned_in_every_branch(builds, to_moe)
     return Anatomy(
         served=served,
         wrapper=chain.edges[0] if many[0] == 2 else None,
@@ -125,27 +124,6 @@ def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) 
         ),
         loading=loading(_methods(modules, owners)),
     )
-
-
-def _assigned_in_every_branch(builds: Builds, edge: Edge) -> None:
-    """A decoder layer must have the attribute whether it is a MoE layer or a dense one."""
-
-    def assigns(body: Iterable[ast.stmt]) -> bool:
-        for statement in body:
-            if any(self_attribute(t) == edge.attribute for t in assigned(statement)[0]):
-                return True
-            if (
-                isinstance(statement, ast.If)
-                and assigns(statement.body)
-                and assigns(statement.orelse)
-            ):
-                return True
-        return False
-
-    if not any(assigns(c.function.body) for c in builds.constructors(edge.owner)):
-        raise Refusal(
-            f"{edge.owner.name} has {edge.attribute} only in some of its layers", edge.owner.where
-        )
 
 
 def _shared_expert(builds: Builds, block: ClassRef) -> SharedExpert | None:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..errors import Refusal
 from .modules import MODELS, ClassRef, Module, Modules
 from .syntax import (
     Function,
@@ -94,18 +95,26 @@ class Builds:
             start = (names.index(called) if called in names else index) + 1
 
     def experts(self, ref: ClassRef) -> ExpertsBuilt | None:
-        """The expert layer that a class builds itself, if it does."""
+        """The expert layer that a class builds itself, if it does.
+
+        Raises:
+            Refusal: it builds more than one.
+        """
+        found: list[ExpertsBuilt] = []
         for constructor in self.constructors(ref):
             for statement, _ in statements(constructor.function):
                 targets, value = assigned(statement)
                 if value is None or not isinstance(value, ast.Call):
                     continue
                 attribute = next((a for t in targets if (a := self_attribute(t))), "")
-                if attribute and self.is_expert_layer(constructor.owner.module, value):
-                    return ExpertsBuilt(
-                        ref, constructor.owner, attribute, dotted(value.func), value, statement
-                    )
-        return None
+                owner = constructor.owner
+                if attribute and self.is_expert_layer(owner.module, value):
+                    builder = dotted(value.func)
+                    found.append(ExpertsBuilt(ref, owner, attribute, builder, value, statement))
+        if len(found) > 1:
+            where = found[1].constructor.module.where(found[1].statement)
+            raise Refusal(f"{ref.name} builds experts in two places", where)
+        return found[0] if found else None
 
     def is_expert_layer(self, module: Module, call: ast.Call) -> bool:
         """Whether a call builds vLLM's expert layer, by where that comes from and what it takes."""

@@ -52,7 +52,9 @@ class MappingCall(NamedTuple):
 
     @property
     def has_redundant(self) -> bool:
-        return keyword(self.call, "num_redundant_experts") is not None
+        """Whether it maps redundant experts. A constant number of them is none that is right."""
+        value = keyword(self.call, "num_redundant_experts")
+        return value is not None and not isinstance(value, ast.Constant)
 
 
 class Stop(Enum):
@@ -157,6 +159,22 @@ class Loading(NamedTuple):
                     found.append(Hand(tensors, statement, call, dotted(argument)))
         return found
 
+    def check_mapping(self, method: Method, mapping: str) -> None:
+        """Refuse a mapping that is not just what a mapping call gave, or the fused one's switch."""
+        for statement, _ in statements(method.function):
+            targets, value = assigned(statement)
+            changed = isinstance(statement, ast.AugAssign) and dotted(statement.target) == mapping
+            for call in _own_calls(statement):
+                changed |= dotted(call.func).startswith(f"{mapping}.")
+            if any(dotted(t) == mapping for t in targets):
+                made = isinstance(value, ast.Call) and dotted(value.func).endswith(
+                    (_MAPPING_FUNCTION, ".get_expert_mapping")
+                )
+                switched = value is not None and dotted(value) and self.switch(method, mapping)
+                changed |= not (made or switched)
+            if changed:
+                raise Refusal(f"{mapping} is changed here", method.where(statement))
+
     def switch(self, method: Method, mapping: str) -> FusedSwitch | None:
         """The switch to fused tensors in a method, if it has one."""
         for statement, _ in statements(method.function):
@@ -195,8 +213,11 @@ def loading(methods: Iterable[Method]) -> Loading:
 def _mapping_calls(method: Method) -> Iterator[MappingCall]:
     for statement, _ in statements(method.function):
         for call in _own_calls(statement):
-            if dotted(call.func).endswith(_MAPPING_FUNCTION):
-                yield MappingCall(method, statement, call)
+            if not dotted(call.func).endswith(_MAPPING_FUNCTION):
+                continue
+            if any(k.arg is None for k in call.keywords) or keyword(call, "num_experts") is None:
+                raise Refusal("num_experts= is not among this call's arguments", method.where(call))
+            yield MappingCall(method, statement, call)
 
 
 def _expert_loops(method: Method) -> Iterator[ExpertLoop]:
@@ -206,13 +227,55 @@ def _expert_loops(method: Method) -> Iterator[ExpertLoop]:
         unpacking, entry = _entry(loop)
         if unpacking is None or entry is None:
             continue
-        load = next((s for s in _inside(loop) if _loads(s, entry[2])), None)
-        if load is None:
+        loads = [s for s in _inside(loop) if _loads(s, entry[2])]
+        if not loads:
             continue
         mapping = dotted(loop.iter)
         if not mapping:
             raise Refusal("this loop over an expert mapping does not name it", method.where(loop))
-        yield ExpertLoop(method, loop, mapping, entry, unpacking, load, _stop(method, loop, load))
+        if len(loads) > 1:
+            raise Refusal("this loop calls the weight loader in two places", method.where(loads[1]))
+        stop = _stop(method, loop, loads[0])
+        if stop is Stop.NEVER:
+            _check_exhaustive(method, loop, entry)
+        else:
+            _check_unconditional(method, loop, loads[0], entry[2])
+        yield ExpertLoop(method, loop, mapping, entry, unpacking, loads[0], stop)
+
+
+def _check_exhaustive(method: Method, loop: ast.For, entry: tuple[str, ...]) -> None:
+    """A loop without a break may still end in effect: by a return, or by what it has changed."""
+    set_at: dict[str, int] = {}
+    for statement in _inside(loop):
+        if isinstance(statement, ast.Return | ast.Raise):
+            raise Refusal("this loop over an expert mapping may end early", method.where(statement))
+        for target in assigned(statement)[0]:
+            set_at.setdefault(dotted(target), statement.lineno)
+    for statement in _inside(loop):
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], ast.Continue):
+            for name in _names(statement.test) - set(entry):
+                if set_at.get(name, 0) >= statement.lineno:
+                    raise Refusal(
+                        f"this loop passes over entries by {name}, which it changes itself",
+                        method.where(statement),
+                    )
+
+
+def _check_unconditional(method: Method, loop: ast.For, load: ast.stmt, expert_id: str) -> None:
+    """Where one entry stands for all replicas, whether it is loaded must not depend on its id."""
+    tainted = {expert_id}
+    for statement in _inside(loop):
+        if statement is load:
+            return
+        targets, value = assigned(statement)
+        if value is not None and _names(value) & tainted:
+            tainted |= {dotted(t) for t in targets}
+        if isinstance(statement, ast.If) and _names(statement.test) & tainted:
+            raise Refusal("whether a weight is loaded depends on its slot", method.where(statement))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _entry(loop: ast.For) -> tuple[ast.stmt | None, tuple[str, str, str, str] | None]:
@@ -288,7 +351,8 @@ def _fused_ranges(method: Method) -> Iterator[FusedRange]:
             if not isinstance(value, ast.Subscript) or dotted(value.slice) != index:
                 continue
             handed = {index, dotted(targets[0])}
-            if any(handed <= _arguments(c) for s in loop.body for c in _own_calls(s)):
+            loads = _weight_loader_calls(method, loop.body)
+            if any(handed <= _arguments(call) for call in loads):
                 yield FusedRange(method, loop, index, loop.iter.args[0], part, value)
 
 
@@ -299,6 +363,9 @@ def _local_slices(method: Method) -> Iterator[LocalSlice]:
         if value is None or not targets:
             continue
         if isinstance(value, ast.Subscript) and dotted(value.slice) in physical - {""}:
+            loads = _weight_loader_calls(method, method.function.body)
+            if not any(dotted(targets[0]) in _arguments(call) for call in loads):
+                continue
             yield LocalSlice(method, statement, value)
         elif "expert_map" in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} and any(
             isinstance(n, ast.Attribute) and n.attr == "nonzero" for n in ast.walk(value)
@@ -315,19 +382,47 @@ def _own_calls(statement: ast.stmt) -> Iterator[ast.Call]:
             yield from calls(child)
 
 
+def _weight_loader_calls(method: Method, body: Iterable[ast.stmt]) -> list[ast.Call]:
+    """The calls in some statements that reach a parameter's weight loader."""
+    loaders = {
+        dotted(target)
+        for statement, _ in statements(method.function)
+        for targets, value in [assigned(statement)]
+        if value is not None and _reads_weight_loader(value)
+        for target in targets
+    }
+    return [
+        call
+        for statement in body
+        for call in calls(statement)
+        if dotted(call.func) in loaders or dotted(call.func).endswith(".weight_loader")
+    ]
+
+
+def _reads_weight_loader(value: ast.expr) -> bool:
+    return any(
+        (isinstance(n, ast.Attribute) and n.attr == "weight_loader")
+        or (isinstance(n, ast.Constant) and n.value == "weight_loader")
+        for n in ast.walk(value)
+    )
+
+
 def _arguments(call: ast.Call) -> set[str]:
     return {dotted(a) for a in [*call.args, *(k.value for k in call.keywords)]}
 
 
 def _tensor_loop(method: Method, inside: ast.stmt) -> TensorLoop | None:
-    """The outermost `for name, tensor in ...` around a statement."""
+    """The innermost `for name, tensor in ...` around a statement that reads the name."""
+    found = None
     for statement, _ in statements(method.function):
         if (
             isinstance(statement, ast.For)
             and isinstance(statement.target, ast.Tuple)
             and len(statement.target.elts) == 2
+            and all(isinstance(e, ast.Name) for e in statement.target.elts)
             and inside is not statement
             and any(s is inside for s, _ in statements(statement))
+            and dotted(statement.target.elts[0]) in _names(inside)
         ):
-            return TensorLoop(method, statement, dotted(statement.target.elts[0]))
-    return None
+            found = TensorLoop(method, statement, dotted(statement.target.elts[0]))
+    return found

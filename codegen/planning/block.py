@@ -11,6 +11,7 @@ from ..analysis.syntax import assigned, dotted, keyword, parameters, self_attrib
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import AddArguments, AddImport, Insert
+from .names import check_free, parallel_config
 from .plan import Draft
 
 _SETTINGS = {
@@ -46,15 +47,19 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
             owner.where,
         )
     init = owner.methods["__init__"]
-    taken = {a for s, _ in statements(init) for t in assigned(s)[0] if (a := self_attribute(t))}
+    taken = {
+        attribute
+        for constructor in builds.constructors(block.ref)
+        for statement, _ in statements(constructor.function)
+        for target in assigned(statement)[0]
+        if (attribute := self_attribute(target))
+    }
     if clash := sorted(taken & _SETTINGS):
         raise Refusal(f"{owner.name} already sets {', '.join(clash)}", owner.module.where(init))
     groups = keyword(block.experts.call, "num_expert_group")
-    has_vllm_config = "vllm_config" in parameters(init)
-    before = [s for s, _ in statements(init) if s.lineno < block.experts.statement.lineno]
-    has_parallel_config = any(
-        dotted(t) == "parallel_config" for s in before for t in assigned(s)[0]
-    )
+    # a parameter that may be left out may be None
+    has_vllm_config = parameters(init).get("vllm_config", init) is None
+    has_parallel_config = parallel_config(owner.module, init, block.experts.statement)
     code = render(
         "block_settings.py",
         has_parallel_config=has_parallel_config,
@@ -63,6 +68,7 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
         expert_groups=owner.module.text(groups) if groups else "",
         in_eplb_config=offered.in_eplb_config,
     )
+    check_free(owner.module, init, code, known={"parallel_config"} if has_parallel_config else ())
     path = owner.module.paths[block.experts.statement]
     draft.add(
         owner.module,
@@ -92,11 +98,13 @@ def plan_inherited_block(
         return
     edge = next(e for e in builds.edges(anatomy.causal) if e.attribute == anatomy.model)
     module = anatomy.causal.module
+    init = anatomy.causal.methods["__init__"]
     code = render(
         "inherited_block_check.py",
         num_experts=f"self.config.{_config_attribute(anatomy)}",
         in_eplb_config=offered.in_eplb_config,
     )
+    check_free(module, init, code)
     draft.add(
         module,
         Insert(module.paths[edge.statement], code),

@@ -9,6 +9,7 @@ from ..analysis.capabilities import Capabilities
 from ..analysis.loading import ExpertLoop, MappingCall, Method, Stop, TensorLoop
 from ..analysis.modules import ClassRef, Module
 from ..analysis.syntax import (
+    Function,
     assigned,
     calls,
     dotted,
@@ -20,6 +21,7 @@ from ..analysis.syntax import (
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import AddArguments, Insert, Replace, ReplaceArgument, SetLoop
+from .names import check_free, parallel_config
 from .plan import Draft
 
 
@@ -64,6 +66,8 @@ def _plan_mapping(
 ) -> None:
     """num_redundant_experts= in the mapping call, and the attribute it is read from."""
     module = _editable(draft, found.method, found.call)
+    if keyword(found.call, "num_redundant_experts") is not None:
+        raise Refusal("num_redundant_experts is a constant here", module.where(found.call))
     draft.add(
         module,
         AddArguments(
@@ -82,20 +86,25 @@ def _plan_redundant_attribute(draft: Draft, owner: ClassRef, offered: Capabiliti
     init = owner.methods.get("__init__")
     if init is None or "vllm_config" not in parameters(init):
         raise Refusal(f"{owner.name} has no constructor that takes vllm_config", owner.where)
+    for statement, _ in statements(init):
+        if any(self_attribute(t) == "num_redundant_experts" for t in assigned(statement)[0]):
+            raise Refusal(
+                f"{owner.name} already sets num_redundant_experts", owner.module.where(statement)
+            )
     anchor = next(
-        (
-            s
-            for s, _ in statements(init)
-            if any(self_attribute(t) == "config" for t in assigned(s)[0])
-        ),
+        (s for s in init.body if any(self_attribute(t) == "config" for t in assigned(s)[0])),
         init.body[-1],
     )
-    known = any(dotted(t) == "parallel_config" for s, _ in statements(init) for t in assigned(s)[0])
+    if isinstance(anchor, ast.Return):
+        raise Refusal(f"the constructor of {owner.name} ends early", owner.module.where(anchor))
+    following = init.body[init.body.index(anchor) + 1 :]
+    known = parallel_config(owner.module, init, following[0] if following else anchor)
     code = render(
         "backbone_settings.py",
         has_parallel_config=known,
         in_eplb_config=offered.in_eplb_config,
     )
+    check_free(owner.module, init, code, known={"parallel_config"} if known else ())
     draft.add(owner.module, Insert(owner.module.paths[anchor], code, behind=True))
 
 
@@ -106,7 +115,7 @@ def _plan_stopping_loop(draft: Draft, anatomy: Anatomy, found: ExpertLoop) -> No
     targets, value = assigned(found.load)
     if value is None and isinstance(found.load, ast.Expr):
         value = found.load.value
-    if value is None:
+    if value is None or bool(targets) != (found.stop is Stop.SUCCESS):
         raise Refusal(
             "the weight loader is called in a way that is not known", module.where(found.load)
         )
@@ -126,7 +135,7 @@ def _plan_exhaustive_loop(draft: Draft, anatomy: Anatomy, found: ExpertLoop) -> 
         return
     for hand in anatomy.loading.hands(found):
         module = _editable(draft, hand.tensors.method, hand.call)
-        _plan_grouping(draft, hand.tensors, hand.argument)
+        _plan_grouping(draft, anatomy, hand.tensors, hand.argument)
         path = module.paths[hand.statement]
         draft.add(
             module,
@@ -142,7 +151,7 @@ def _plan_candidates(draft: Draft, anatomy: Anatomy, found: ExpertLoop) -> None:
         raise Refusal(
             "no loop over the checkpoint's tensors around this one", module.where(found.loop)
         )
-    _plan_grouping(draft, tensors, found.mapping)
+    _plan_grouping(draft, anatomy, tensors, found.mapping)
     path = module.paths[found.loop]
     draft.add(
         module,
@@ -161,9 +170,11 @@ def _candidates(anatomy: Anatomy, tensors: TensorLoop, mapping: str) -> str:
     )
 
 
-def _plan_grouping(draft: Draft, tensors: TensorLoop, mapping: str) -> None:
+def _plan_grouping(draft: Draft, anatomy: Anatomy, tensors: TensorLoop, mapping: str) -> None:
     """The mapping grouped by expert, before the loop over the tensors."""
     module = tensors.method.owner.module
+    anatomy.loading.check_mapping(tensors.method, mapping)
+    check_free(module, tensors.method.function, "expert_params = candidates = None")
     first = next(
         node for node in module.tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)
     )
@@ -262,6 +273,14 @@ def _plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -
             "whether fused tensors are transposed is not written at the call",
             anatomy.block.ref.module.where(transposed),
         )
+    before = [s for s in method.body if s.lineno < anchor.lineno and not isinstance(s, Function)]
+    behind = [c for s in method.body if s.lineno >= anchor.lineno for c in calls(s)]
+    if any(
+        isinstance(n, ast.Name) and n.id == names[0] for s in before for n in ast.walk(s)
+    ) or not any(
+        dotted(c.func).endswith(".load_weights") and names[0] in ast.unparse(c) for c in behind
+    ):
+        raise Refusal(f"what becomes of {names[0]} was not found", causal.module.where(method))
     module = causal.module
     values = {
         "layer": fused.layer,

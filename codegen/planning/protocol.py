@@ -8,10 +8,18 @@ from ..analysis.anatomy import Anatomy, is_native
 from ..analysis.builds import Builds
 from ..analysis.capabilities import PROTOCOL, Capabilities
 from ..analysis.modules import ClassRef, Modules
-from ..analysis.syntax import assigned, keyword, self_attribute, statements
+from ..analysis.syntax import (
+    assigned,
+    dotted,
+    keyword,
+    parameters,
+    self_attribute,
+    statements,
+)
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import AddBase, AddImport, Insert
+from .names import check_free, check_free_attributes
 from .plan import Draft
 
 MEMBERS = {
@@ -65,7 +73,7 @@ def _plan_causal(
         num_shared = f"int(moe.{shared.attribute} is not None)"
     else:
         num_shared = "1"
-    parameters = render(
+    members = render(
         "moe_parameters.py",
         model=anatomy.model,
         layers=anatomy.layers,
@@ -82,9 +90,8 @@ def _plan_causal(
         updates_metadata=updates,
         experts=anatomy.experts,
     )
-    _plan_class(draft, anatomy.causal, modules, parameters, methods)
+    _plan_class(draft, anatomy.causal, modules, members, methods)
     module = anatomy.causal.module
-    draft.add(module, AddImport(".utils", "PPMissingLayer"))
     if block.ref.path != module.path:
         draft.add(module, AddImport(f".{block.ref.module.name.rpartition('.')[2]}", block.ref.name))
 
@@ -119,6 +126,18 @@ def _check_block_attributes(anatomy: Anatomy, builds: Builds) -> None:
     }
     wanted = {f"n_{kind}_experts" for kind in ("logical", "physical", "local_physical")}
     wanted |= {"n_routed_experts", "n_redundant_experts"}
+    enabled = keyword(anatomy.block.experts.call, "enable_eplb")
+    for constructor in builds.constructors(anatomy.block.ref):
+        for statement, _ in statements(constructor.function):
+            targets, value = assigned(statement)
+            if value is not None and enabled is not None:
+                if any(dotted(t) == dotted(enabled) for t in targets):
+                    enabled = value
+        if enabled is not None and dotted(enabled) in parameters(constructor.function):
+            raise Refusal(
+                f"{anatomy.block.ref.name} takes enable_eplb from whoever builds it",
+                anatomy.block.ref.where,
+            )
     if missing := sorted(wanted - present):
         raise Refusal(
             f"{anatomy.block.ref.name} has EPLB but does not set {', '.join(missing)}",
@@ -138,19 +157,19 @@ def _plan_wrapper(draft: Draft, anatomy: Anatomy, modules: Modules, updates: boo
     )
 
 
-def _plan_class(
-    draft: Draft, ref: ClassRef, modules: Modules, parameters: str, methods: str
-) -> None:
+def _plan_class(draft: Draft, ref: ClassRef, modules: Modules, members: str, methods: str) -> None:
     init = ref.methods.get("__init__")
     if not draft.can_edit(ref) or init is None:
         raise Refusal(f"{ref.name} has no constructor in a file of the family", ref.where)
-    if already := sorted(METHODS & set(ref.methods)):
-        raise Refusal(
-            f"{ref.name} already defines {', '.join(already)}",
-            ref.module.where(ref.methods[already[0]]),
-        )
+    check_free_attributes(modules, ref, MEMBERS | METHODS | {"moe_mlp_layers"})
+    check_free(ref.module, init, members)
+    for statement, _ in statements(init):
+        if isinstance(statement, ast.Return):
+            raise Refusal(
+                f"the constructor of {ref.name} may end early", ref.module.where(statement)
+            )
     paths = ref.module.paths
-    draft.add(ref.module, Insert(paths[init.body[-1]], parameters, behind=True))
+    draft.add(ref.module, Insert(paths[init.body[-1]], members, behind=True))
     if methods.strip():
         draft.add(ref.module, Insert(paths[init], methods, behind=True))
     if not is_native(modules, ref):

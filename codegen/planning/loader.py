@@ -307,6 +307,12 @@ def _check_layer_loading(anatomy: Anatomy) -> None:
             raise Refusal(f"experts built with {name}= load in their own way", home.where(call))
     for method in anatomy.loading.methods:
         if method.function.name == "load_weights":
+            for node in ast.walk(method.function):
+                if isinstance(node, ast.Constant) and "experts" in str(node.value):
+                    raise Refusal(
+                        f"{method.owner.name}.load_weights treats experts' weights itself",
+                        method.where(node),
+                    )
             for statement, _ in statements(method.function):
                 if isinstance(statement, ast.For):
                     raise Refusal(

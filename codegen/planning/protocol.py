@@ -130,9 +130,8 @@ def _check_block_attributes(anatomy: Anatomy, builds: Builds) -> None:
     for constructor in builds.constructors(anatomy.block.ref):
         for statement, _ in statements(constructor.function):
             targets, value = assigned(statement)
-            if value is not None and enabled is not None:
-                if any(dotted(t) == dotted(enabled) for t in targets):
-                    enabled = value
+            same = enabled is not None and any(dotted(t) == dotted(enabled) for t in targets)
+            enabled = value if same and value is not None else enabled
         if enabled is not None and dotted(enabled) in parameters(constructor.function):
             raise Refusal(
                 f"{anatomy.block.ref.name} takes enable_eplb from whoever builds it",

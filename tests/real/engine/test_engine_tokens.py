@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import EngineFailed
-
 from eplb_codegen.cli import main
 
 ARCHITECTURE = "Qwen2MoeForCausalLM"
@@ -74,7 +72,7 @@ def test_eplb_on_through_rearrangements(
 ) -> None:
     run = engine(checkpoint, eplb(4), generated, f"{ARCHITECTURE}=qwen2_moe:{ARCHITECTURE}")
     assert run.served == {"qwen2_moe"}
-    # each of the two ranks tells of each; two that moved something must have happened before the end
+    # two rearrangements that moved something, told of by both ranks
     assert sum(n > 0 for n in run.moved) >= 4
     assert run.tokens == upstream_tokens
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from ..errors import Refusal
 from .builds import Builds, Chain, Edge, ExpertsBuilt
 from .capabilities import INTERFACES, PROTOCOL
-from .loading import Loading, Method, loading
+from .loading import Loading, loading
 from .modules import ClassRef, Modules
 from .syntax import assigned, keyword, self_attribute, statements
+from .weights import Method
 
 
 class SharedExpert(NamedTuple):

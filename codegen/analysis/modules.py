@@ -59,6 +59,13 @@ class Module:
         return found
 
     @property
+    def first_definition(self) -> StatementPath:
+        """Where the first class or function stands: new functions go before it."""
+        body = self.tree.body
+        first = next(n for n in body if isinstance(n, Function | ast.ClassDef))
+        return self.paths[first]
+
+    @property
     def package(self) -> str:
         return self.name if self.path.endswith("__init__.py") else self.name.rpartition(".")[0]
 

@@ -92,3 +92,17 @@ def is_empty(function: Function) -> bool:
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         for node in function.body
     )
+
+
+def own_calls(statement: ast.stmt) -> Iterator[ast.Call]:
+    """The calls of a statement itself, not those of the statements in its blocks."""
+    if isinstance(statement, Function | ast.ClassDef):
+        return
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt | ast.ExceptHandler):
+            yield from calls(child)
+
+
+def names(node: ast.AST) -> set[str]:
+    """Every name that is read or set in `node`."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

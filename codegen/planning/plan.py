@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from ..analysis.modules import ClassRef, Module
+from ..analysis.weights import Method
+from ..errors import Refusal
 from ..families import Family
 from ..rewrite.edits import Edit
 
@@ -40,15 +43,29 @@ class Plan(NamedTuple):
 class Draft:
     """Edits on their way to a plan, each once, kept by file."""
 
-    def __init__(self, editable: Iterable[str]) -> None:
-        self.editable = frozenset(editable)
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = frozenset(paths)
         self.edits: dict[str, dict[Edit, None]] = {}
 
     def can_edit(self, ref: ClassRef) -> bool:
         """Whether a class stands in a file of the family."""
-        return ref.path in self.editable
+        return ref.path in self._paths
+
+    def editable(self, method: Method, node: ast.AST) -> Module:
+        """The module of a method that is to be changed.
+
+        Raises:
+            Refusal: it is none of the family's.
+        """
+        if not self.can_edit(method.owner):
+            raise Refusal(
+                f"{method.owner.name}.{method.function.name} loads experts "
+                "in a file that the family does not list",
+                method.where(node),
+            )
+        return method.owner.module
 
     def add(self, module: Module, *edits: Edit) -> None:
         """Plan edits of a file of the family."""
-        assert module.path in self.editable, module.path
+        assert module.path in self._paths, module.path
         self.edits.setdefault(module.path, {}).update(dict.fromkeys(edits))

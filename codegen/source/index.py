@@ -309,5 +309,5 @@ def unreachable(host: str, reason: str) -> EnvironmentFault:
     return EnvironmentFault(
         f"The package index at {host} cannot be reached: {reason}",
         "Check the network and pip's settings. Without a network these work: "
-        f"--source, and --version with a release in the cache ({cached}).",
+        f"--source, and --vllm with a release in the cache ({cached}).",
     )

@@ -110,6 +110,7 @@ def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) 
     to_backbone, to_layers, to_moe = chain.edges[many[0] - 1 :]
     if many[0] > 2:
         raise Refusal(f"{served.name} wraps its language model more than once", served.where)
+    _check_kept(builds, chain)
     owners = [to_backbone.owner, to_layers.owner, *([served] if many[0] == 2 else [])]
     return Anatomy(
         served=served,
@@ -125,6 +126,25 @@ def _of_chain(modules: Modules, builds: Builds, served: ClassRef, chain: Chain) 
         ),
         loading=loading(_methods(modules, owners)),
     )
+
+
+def _check_kept(builds: Builds, chain: Chain) -> None:
+    """What was built must still be what the attribute holds when the constructors are done."""
+    kept = [(edge.owner, edge.attribute) for edge in chain.edges]
+    kept.append((chain.experts.block, chain.experts.attribute))
+    for owner, attribute in kept:
+        for constructor in builds.constructors(owner):
+            for statement, _ in statements(constructor.function):
+                targets, value = assigned(statement)
+                if value is None or all(self_attribute(t) != attribute for t in targets):
+                    continue
+                again = any(self_attribute(n) == attribute for n in ast.walk(value))
+                other = owner is chain.experts.block and statement is not chain.experts.statement
+                if again or other:
+                    raise Refusal(
+                        f"{owner.name}.{attribute} is set in another way too",
+                        constructor.owner.module.where(statement),
+                    )
 
 
 def _shared_expert(builds: Builds, block: ClassRef) -> SharedExpert | None:

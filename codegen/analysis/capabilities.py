@@ -66,7 +66,7 @@ class Capabilities(NamedTuple):
     updates_expert_map: bool
     """Whether the expert layer has `update_expert_map` (from 0.10.0)."""
     fused_loading: FusedLoading | None
-    """How the layer code loads fused tensors; None where it does not load weights by itself."""
+    """How the layer code loads fused tensors; None where it does not take experts out of them."""
 
 
 def capabilities(modules: Modules, layer: ClassRef) -> Capabilities:
@@ -98,7 +98,7 @@ def expert_layer_class(modules: Modules, module: Module, builder: str) -> ClassR
     if found is None:
         raise Refusal(f"{builder} is not defined in this tree", module.path)
     home, node = found
-    name = builder
+    name = node.name
     if isinstance(node, Function):
         # FusedMoE (0.24) and FusedMoEFactory (0.27) are functions annotated with what they return.
         name = dotted(node.returns) if node.returns else ""
@@ -160,12 +160,12 @@ def _fused_loading(modules: Modules, layer: ClassRef) -> FusedLoading | None:
     names = {dotted(n).rpartition(".")[2] for n in ast.walk(loader)} | {
         n.id for n in ast.walk(loader) if isinstance(n, ast.Name)
     }
-    by_position = any(
-        dotted(c.func) == "enumerate" and keyword(c, "start") is not None for c in calls(loader)
-    )
+    if not any(dotted(c.func) == "enumerate" and keyword(c, "start") for c in calls(loader)):
+        # up to 0.17 it copies a fused tensor whole, which no rank of several can use
+        return None
     return FusedLoading(
         layer=owner.name,
-        fills_replicas=not by_position or bool(names & _KNOWS_REPLICAS),
+        fills_replicas=bool(names & _KNOWS_REPLICAS),
         by_shape="is_fused_checkpoint_transposed" not in names,
     )
 

@@ -36,27 +36,16 @@ class Loading(NamedTuple):
 
     def tensors_around(self, loop: ExpertLoop) -> TensorLoop | None:
         """The loop over the checkpoint's tensors that encloses an expert loop."""
-        return tensor_loop(loop.method, loop.loop)
+        return tensor_loop(loop.method, loop.loop, loop.name)
 
     def hands(self, loop: ExpertLoop) -> list[Hand]:
         """The calls that pass the mapping to the method of an expert loop."""
-        names = [n for n in parameters(loop.method.function) if n != "self"]
         found = []
         for method in self.methods:
             for statement, _ in statements(method.function):
                 for call in own_calls(statement):
-                    if self_attribute(call.func) != loop.method.function.name:
-                        continue
-                    argument = keyword(call, loop.mapping)
-                    if argument is None and names.index(loop.mapping) < len(call.args):
-                        argument = call.args[names.index(loop.mapping)]
-                    tensors = tensor_loop(method, statement)
-                    if tensors is None or argument is None or not dotted(argument):
-                        raise Refusal(
-                            f"the mapping that {loop.method.function.name} gets was not found",
-                            method.where(call),
-                        )
-                    found.append(Hand(tensors, statement, call, dotted(argument)))
+                    if self_attribute(call.func) == loop.method.function.name:
+                        found.append(_hand(loop, method, statement, call))
         return found
 
     def check_mapping(self, method: Method, mapping: str) -> None:
@@ -92,6 +81,25 @@ class Loading(NamedTuple):
             if flag and replaced:
                 return FusedSwitch(flag, mapping)
         return None
+
+
+def _hand(loop: ExpertLoop, method: Method, statement: ast.stmt, call: ast.Call) -> Hand:
+    """One call of the method that has an expert loop: where its mapping and name come from."""
+    order = [n for n in parameters(loop.method.function) if n != "self"]
+
+    def given(parameter: str) -> str:
+        value = keyword(call, parameter)
+        if value is None and order.index(parameter) < len(call.args):
+            value = call.args[order.index(parameter)]
+        return dotted(value) if value is not None else ""
+
+    name = given(loop.name) if loop.name in order else ""
+    tensors = tensor_loop(method, statement, name)
+    if tensors is None or not given(loop.mapping):
+        raise Refusal(
+            f"the mapping that {loop.method.function.name} gets was not found", method.where(call)
+        )
+    return Hand(tensors, statement, call, given(loop.mapping))
 
 
 def loading(methods: Iterable[Method]) -> Loading:

@@ -30,7 +30,8 @@ def expert_loops(method: Method) -> Iterator[ExpertLoop]:
             _check_exhaustive(method, loop, entry)
         else:
             _check_unconditional(method, loop, loads[0], entry[2])
-        yield ExpertLoop(method, loop, mapping, entry, unpacking, loads[0], stop)
+        name = tested_name(method, loop, entry[1])
+        yield ExpertLoop(method, loop, mapping, entry, name, unpacking, loads[0], stop)
 
 
 def _check_exhaustive(method: Method, loop: ast.For, entry: tuple[str, ...]) -> None:
@@ -52,13 +53,16 @@ def _check_exhaustive(method: Method, loop: ast.For, entry: tuple[str, ...]) -> 
 
 
 def _check_unconditional(method: Method, loop: ast.For, load: ast.stmt, expert_id: str) -> None:
-    """Where one entry stands for all replicas, whether it is loaded must not depend on its id."""
+    """One entry stands for all replicas: nothing but the call itself may depend on its id."""
     tainted = {expert_id}
     for statement in _inside(loop):
-        if statement is load:
-            return
+        if statement.lineno > load.lineno and expert_id in names(statement):
+            raise Refusal(f"{expert_id} is read behind the load", method.where(statement))
         targets, value = assigned(statement)
-        if value is not None and names(value) & tainted:
+        if statement is load:
+            if names(load) & (tainted - {expert_id}):
+                raise Refusal("how a weight is loaded depends on its slot", method.where(load))
+        elif value is not None and names(value) & tainted:
             tainted |= {dotted(t) for t in targets}
         if isinstance(statement, ast.If) and names(statement.test) & tainted:
             raise Refusal("whether a weight is loaded depends on its slot", method.where(statement))
@@ -121,8 +125,25 @@ def _inside(loop: ast.For) -> Iterator[ast.stmt]:
             pending = [s for s, path in statements(statement) if len(path) == 1] + pending
 
 
-def tensor_loop(method: Method, inside: ast.stmt) -> TensorLoop | None:
-    """The innermost `for name, tensor in ...` around a statement that reads the name."""
+def tested_name(method: Method, loop: ast.For, weight_name: str) -> str:
+    """The variable with the tensor's name: what an entry's weight name is looked for in.
+
+    Raises:
+        Refusal: the loop has no such test.
+    """
+    for node in ast.walk(loop):
+        if (
+            isinstance(node, ast.Compare)
+            and dotted(node.left) == weight_name
+            and isinstance(node.ops[0], ast.NotIn | ast.In)
+            and isinstance(node.comparators[0], ast.Name)
+        ):
+            return node.comparators[0].id
+    raise Refusal(f"{weight_name} is not looked for in a tensor's name", method.where(loop))
+
+
+def tensor_loop(method: Method, inside: ast.stmt, name: str) -> TensorLoop | None:
+    """The innermost `for name, tensor in ...` around a statement."""
     found = None
     for statement, _ in statements(method.function):
         if (
@@ -132,7 +153,8 @@ def tensor_loop(method: Method, inside: ast.stmt) -> TensorLoop | None:
             and all(isinstance(e, ast.Name) for e in statement.target.elts)
             and inside is not statement
             and any(s is inside for s, _ in statements(statement))
-            and dotted(statement.target.elts[0]) in names(inside)
         ):
-            found = TensorLoop(method, statement, dotted(statement.target.elts[0]))
+            set_here = {dotted(t) for s, _ in statements(statement) for t in assigned(s)[0]}
+            if name in set_here | {dotted(statement.target.elts[0])}:
+                found = TensorLoop(method, statement, name)
     return found

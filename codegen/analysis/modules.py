@@ -110,7 +110,13 @@ class Module:
         the time that a run takes. What does not parse as a slice is looked up in the whole.
         """
         lines = self.source.splitlines(keepends=True)
-        starts = [i for i, line in enumerate(lines) if line[0] not in " \t\f\r\n#)]}\"'"]
+        starts: list[int] = []
+        quotes = 0
+        for index, line in enumerate(lines):
+            # what stands at the margin within a string is no statement
+            if quotes % 2 == 0 and line[0] not in " \t\f\r\n#)]}\"'":
+                starts.append(index)
+            quotes += line.count('"""') + line.count("'''")
         ends = [*starts[1:], len(lines)]
         return [(s + 1, "".join(lines[s:e])) for s, e in zip(starts, ends, strict=True)]
 
@@ -119,7 +125,10 @@ class Module:
         found = [block for block in self._blocks if head.match(block[1])]
         if not found:
             return None
-        line, text = found[-1]
+        if len(found) > 1:  # overloads, or a string that looks like code
+            _ = self.tree
+            return self._definitions.get(name)
+        line, text = found[0]
         try:
             node = ast.parse(text).body[0]
         except SyntaxError:

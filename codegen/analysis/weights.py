@@ -60,6 +60,8 @@ class ExpertLoop(NamedTuple):
     """The name that the loop iterates over."""
     entry: tuple[str, str, str, str]
     """Names of the entry's parts; the third is the physical expert id."""
+    name: str
+    """The variable with the tensor's name."""
     unpacking: ast.stmt
     """What takes an entry apart: a statement of the loop, or the loop itself."""
     load: ast.stmt

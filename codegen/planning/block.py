@@ -56,6 +56,12 @@ def plan_block(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabili
     }
     if clash := sorted(taken & _SETTINGS):
         raise Refusal(f"{owner.name} already sets {', '.join(clash)}", owner.module.where(init))
+    ends = [s for s, _ in statements(init) if isinstance(s, ast.Return)]
+    if block.experts.statement not in init.body or ends:
+        raise Refusal(
+            f"{owner.name} builds experts in some configurations only",
+            owner.module.where(ends[0] if ends else block.experts.statement),
+        )
     groups = keyword(block.experts.call, "num_expert_group")
     # a parameter that may be left out may be None
     has_vllm_config = parameters(init).get("vllm_config", init) is None
@@ -98,7 +104,9 @@ def plan_inherited_block(
         return
     edge = next(e for e in builds.edges(anatomy.causal) if e.attribute == anatomy.model)
     module = anatomy.causal.module
-    init = anatomy.causal.methods["__init__"]
+    init = anatomy.causal.methods.get("__init__")
+    if init is None:
+        raise Refusal(f"{anatomy.causal.name} has no constructor of its own", anatomy.causal.where)
     code = render(
         "inherited_block_check.py",
         num_experts=f"self.config.{_config_attribute(anatomy)}",

@@ -30,9 +30,9 @@ def plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) ->
     fused = offered.fused_loading
     if fused is None:
         raise Refusal("neither the model nor the layer code loads experts", anatomy.backbone.where)
+    _check_layer_loading(anatomy)
     if fused.fills_replicas:
         return
-    _check_layer_loading(anatomy)
     causal = anatomy.causal
     method = causal.methods.get("load_weights")
     if method is None:

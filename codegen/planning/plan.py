@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from ..analysis.modules import ClassRef, Module
 from ..analysis.weights import Method
 from ..errors import Refusal
 from ..families import Family
-from ..rewrite.edits import Edit
+from ..rewrite.edits import AddImport, Edit, Insert
 
 
 class State(Enum):
@@ -66,6 +67,20 @@ class Draft:
         return method.owner.module
 
     def add(self, module: Module, *edits: Edit) -> None:
-        """Plan edits of a file of the family."""
+        """Plan edits of a file of the family.
+
+        Raises:
+            Refusal: a name that an edit brings into the module stands for something else there.
+        """
         assert module.path in self._paths, module.path
+        for edit in edits:
+            if isinstance(edit, AddImport):
+                wanted = edit.module.removeprefix(".")
+                there = module.imports.get(edit.name, (wanted, edit.name))
+                if module.definition(edit.name) or not f".{there[0]}".endswith(f".{wanted}"):
+                    raise Refusal(f"{edit.name} is something else in this file", module.path)
+            elif isinstance(edit, Insert) and edit.path == module.first_definition:
+                for name in re.findall(r"^def (\w+)", edit.code, re.M):
+                    if module.definition(name) or name in module.imports:
+                        raise Refusal(f"{name} is something else in this file", module.path)
         self.edits.setdefault(module.path, {}).update(dict.fromkeys(edits))

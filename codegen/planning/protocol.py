@@ -55,7 +55,9 @@ def plan_protocol(
         )
     updates = "update_physical_experts_metadata" in protocol.methods
     if updates and not offered.updates_expert_map:
-        raise Refusal("the expert layer of this tree has no update_expert_map")
+        raise Refusal(
+            "the expert layer has no update_expert_map", "vllm/model_executor/layers/fused_moe"
+        )
     _check_block_attributes(anatomy, builds)
     _plan_causal(draft, anatomy, modules, offered, updates)
     if anatomy.wrapper is not None and not protocol.unwrapped:
@@ -167,6 +169,8 @@ def _plan_class(draft: Draft, ref: ClassRef, modules: Modules, members: str, met
             raise Refusal(
                 f"the constructor of {ref.name} may end early", ref.module.where(statement)
             )
+    if "torch" not in ref.module.imports:
+        raise Refusal("torch is not imported here", ref.module.path)
     paths = ref.module.paths
     draft.add(ref.module, Insert(paths[init.body[-1]], members, behind=True))
     if methods.strip():

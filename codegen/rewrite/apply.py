@@ -101,6 +101,9 @@ class _Rewriter(cst.CSTTransformer):
             found = _statements(node, block)
             if index >= len(found):
                 raise Refusal("LibCST reads the file otherwise than Python does", self.where)
+            if isinstance(getattr(node, "body", None), cst.SimpleStatementSuite):
+                code = self.module.code_for_node(node).strip()
+                raise Refusal(f"a block on one line: {code}", self.where)
             node = found[index]
             way.append(node)
         line = way[-1]

@@ -21,6 +21,8 @@ class SharedExpert(NamedTuple):
     attribute: str
     optional: bool
     """Whether some configurations have none, so that the attribute is None."""
+    absent: bool
+    """Whether some configurations leave the attribute out."""
 
 
 class Block(NamedTuple):
@@ -149,18 +151,22 @@ def _check_kept(builds: Builds, chain: Chain) -> None:
 
 def _shared_expert(builds: Builds, block: ClassRef) -> SharedExpert | None:
     values: dict[str, list[ast.expr]] = {}
+    always: set[str] = set()
     for constructor in builds.constructors(block):
         for statement, _ in statements(constructor.function):
             targets, value = assigned(statement)
             for attribute in filter(None, map(self_attribute, targets)):
                 if "shared_expert" in attribute and isinstance(value, ast.Call | ast.Constant):
                     values.setdefault(attribute, []).append(value)
+                    if statement in constructor.function.body:
+                        always.add(attribute)
     # the gate of a shared expert is a projection of its own, and no expert
     names = sorted((a for a in values if not a.endswith("gate")), key=len)
     if not names:
         return None
-    optional = any(isinstance(v, ast.Constant) for v in values[names[0]])
-    return SharedExpert(names[0], optional)
+    attribute = names[0]
+    optional = any(isinstance(v, ast.Constant) for v in values[attribute])
+    return SharedExpert(attribute, optional, not optional and attribute not in always)
 
 
 def _methods(modules: Modules, owners: Iterable[ClassRef]) -> list[Method]:

@@ -71,6 +71,8 @@ def _plan_causal(
     shared = block.shared_expert
     if shared is None:
         num_shared = "0"
+    elif shared.absent:
+        num_shared = f'int(getattr(moe, "{shared.attribute}", None) is not None)'
     elif shared.optional:
         num_shared = f"int(moe.{shared.attribute} is not None)"
     else:

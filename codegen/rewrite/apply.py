@@ -164,7 +164,8 @@ class _Rewriter(cst.CSTTransformer):
             fitted = style.wrap_as_yapf(code, depth) if self.aligned else code
             # the first line keeps blank lines above new code from becoming the module's header
             blocks.append(f"pass\n{fitted}")
-        parsed = cst.parse_module("".join(blocks), self.module.config_for_parsing)
+        text = "".join(blocks).replace("\n", self.module.default_newline)
+        parsed = cst.parse_module(text, self.module.config_for_parsing)
         parsed = parsed.visit(_BareBlankLines())
         found: dict[str, list[cst.CSTNode]] = {}
         rest = list(parsed.body)
@@ -175,6 +176,8 @@ class _Rewriter(cst.CSTTransformer):
         return found
 
     def _with_base(self, node: cst.ClassDef, base: str) -> cst.ClassDef:
+        if any("#" in self.module.code_for_node(argument) for argument in node.bases):
+            raise Refusal(f"comments among the bases of {node.name.value}", self.where)
         bases = [self._code(a.value) for a in node.bases] + [base]
         head = f"class {node.name.value}("
         flat = f"{head}{', '.join(bases)}):"

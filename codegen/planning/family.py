@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from ..analysis.anatomy import Anatomy, NoExperts, anatomy, is_native
 from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities, capabilities, expert_layer_class
@@ -29,7 +31,7 @@ def _plan(modules: Modules, family: Family) -> Plan:
         module = modules.get(f"{MODELS}.{name.removesuffix('.py')}")
         if module is None:
             return Plan(family, State.ABSENT, f"vllm/model_executor/models/{name} is not there")
-        _ = module.tree  # edits are placed by statements of the whole
+        _check_once(module)
         files[name] = module
     architectures = {n: served_classes(modules, n.removesuffix(".py")) for n in files}
     served = [
@@ -80,6 +82,16 @@ def _plan(modules: Modules, family: Family) -> Plan:
     ]
     classes = ", ".join(name for _, name in served)
     return Plan(family, State.ADDED, f"{classes}: not a MixtureOfExperts in vLLM", tuple(plans))
+
+
+def _check_once(module: Module) -> None:
+    """Edits are placed in the class of a name, so there must be one."""
+    seen: set[str] = set()
+    for node in module.tree.body:
+        if isinstance(node, ast.ClassDef):
+            if node.name in seen:
+                raise Refusal(f"class {node.name} is defined twice", module.where(node))
+            seen.add(node.name)
 
 
 def _plan_served(

@@ -6,7 +6,7 @@ import ast
 
 from ..analysis.anatomy import Anatomy
 from ..analysis.modules import Module
-from ..analysis.syntax import assigned, dotted, parameters
+from ..analysis.syntax import assigned, dotted, parameters, statements
 from ..analysis.weights import ExpertLoop, Stop, TensorLoop
 from ..errors import Refusal
 from ..render import render
@@ -94,6 +94,13 @@ def _plan_grouping(draft: Draft, anatomy: Anatomy, tensors: TensorLoop, mapping:
     """The mapping grouped by expert, before the loop over the tensors."""
     module = tensors.method.owner.module
     anatomy.loading.check_mapping(tensors.method, mapping)
+    made = [
+        s
+        for s, _ in statements(tensors.method.function)
+        if any(dotted(t) == mapping for t in assigned(s)[0])
+    ]
+    if made and made[0].lineno > tensors.loop.lineno:
+        raise Refusal(f"{mapping} is made inside the loop over the tensors", module.where(made[0]))
     check_free(module, tensors.method.function, "expert_params = candidates = None")
     draft.add(
         module,

@@ -1,40 +1,39 @@
-"""The command line: `eplb-codegen list` and `eplb-codegen apply`."""
+"""The command line: `eplb-codegen list`, `eplb-codegen apply` and `eplb-codegen verify`."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__
-from .errors import EnvironmentFault, Exit, Fault
+from . import __version__, speech
+from .errors import EnvironmentFault, Fault
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is one of `errors.Exit`."""
     # a run is short, and what it parses has no cycles: collecting would only cost time
     gc.disable()
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         # a command's module is imported when it is the one to run
         if options.command == "list":
             from .commands.list import run
+        elif options.command == "verify":
+            from .commands.verify import run
         else:
             from .commands.apply import run
-        return run(options)
+        code = run(options)
+        speech.flush()
+        return code
     except Fault as fault:
         print(f"eplb-codegen: {fault}", file=sys.stderr)
         return fault.exit
     except KeyboardInterrupt:
         print("eplb-codegen: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +61,55 @@ def _parser() -> argparse.ArgumentParser:
         where.add_argument("--vllm", metavar="VERSION", help="this release, from the package index")
         where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
         command.add_argument("--json", action="store_true", help="for programs")
+    _add_verify(commands)
     return parser
+
+
+def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
+    verifying = commands.add_parser(
+        "verify",
+        help="prove that a generated model is right, on real vLLM and on any machine",
+        epilog="Exit codes: 0 every check passed, 1 one failed or could not run, "
+        "2 usage, or a vLLM that cannot be run here.",
+    )
+    add = verifying.add_argument
+    add("targets", nargs="+", metavar="TARGET", help="a family")
+    add("--python", metavar="PATH", help="whose vLLM to use; default: this Python")
+    what = verifying.add_mutually_exclusive_group()
+    generated = Path("generated")
+    what.add_argument(
+        "--generated", type=Path, default=generated, metavar="DIR", help="default: %(default)s"
+    )
+    what.add_argument("--upstream", action="store_true", help="judge vLLM's own class instead")
+    add("--ranks", type=int, default=2, metavar="N", help="default: %(default)s")
+    add(
+        "--redundant",
+        type=int,
+        nargs="+",
+        metavar="R",
+        help="redundant experts, one case each; default: the two smallest that spread evenly",
+    )
+    add(
+        "--layout",
+        choices=("per-expert", "fused", "both"),
+        default="both",
+        help="of the expert weights in the checkpoint; default: %(default)s, as far as vLLM's "
+        "own class loads them",
+    )
+    add("--experts", type=int, default=8, metavar="E", help="of the tiny model; default: 8")
+    add("--fp8", action="store_true", help="the tiny model's experts in fp8, scales by block")
+    add("--checkpoint", type=Path, metavar="DIR", help="a real checkpoint, not a tiny random one")
+    add("--seed", type=int, default=0, help="of weights, tokens and tensor order; default: 0")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
+    add(
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="seconds that one case may take; default: %(default)g",
+    )
+    add("--json", action="store_true", help="for programs")
+    add("--report", type=Path, metavar="FILE", help="write a page of HTML")
 
 
 class _Parser(argparse.ArgumentParser):

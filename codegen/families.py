@@ -31,18 +31,18 @@ def known_families() -> list[Family]:
 
 
 def family(name: str) -> Family:
-    """The family of that name, or of that file where it has no entry.
+    """The family of that name, the one that a file belongs to, or a file alone.
 
     Raises:
         EnvironmentFault: the name cannot be that of a model file.
     """
-    for known in known_families():
-        if known.name == name:
-            return known
     stem = name.removesuffix(".py")
-    if not re.fullmatch(r"[A-Za-z_]\w*", stem):
+    for known in known_families():
+        if stem == known.name or f"{stem}.py" in known.files:
+            return known
+    if not re.fullmatch(r"[A-Za-z_]\w{0,99}", stem):
         raise EnvironmentFault(
-            f"{name!r} is no target",
+            f"{name[:100]!r} is no target",
             "Name a family, or a file of vllm/model_executor/models such as `olmoe`.",
         )
     return Family(stem, (f"{stem}.py",))

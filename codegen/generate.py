@@ -9,7 +9,7 @@ from . import __version__
 from .analysis.modules import Module, Modules
 from .checks.names import new_name_faults
 from .checks.resolves import unresolved_imports
-from .errors import Refusal
+from .errors import EnvironmentFault, Refusal
 from .families import Family
 from .output.manifest import FamilyEntry, FileEntry
 from .output.relocate import relocate
@@ -51,15 +51,19 @@ class Generator:
         self._parsed: dict[str, Module | None] = {}
 
     def generate(self, family: Family) -> Result:
-        """The files of a family. A Refusal becomes the result's state."""
+        """The files of a family. A Refusal or a file that cannot be read becomes its state."""
         modules = Modules(self.tree, self._parsed)
-        plan = plan_family(modules, family)
-        if plan.state is not State.ADDED:
-            return Result(family, plan.state, plan.reason)
         try:
+            plan = plan_family(modules, family)
+            if plan.state is not State.ADDED:
+                return Result(family, plan.state, plan.reason)
             return self._finish(modules, plan)
         except Refusal as refusal:
             return Result(family, State.UNRECOGNISED, str(refusal))
+        except RecursionError:
+            return Result(family, State.UNRECOGNISED, "the file is nested too deeply to be read")
+        except EnvironmentFault as fault:
+            return Result(family, State.UNREADABLE, str(fault))
 
     def _finish(self, modules: Modules, plan: Plan) -> Result:
         stems = [PurePosixPath(f.module.path).stem for f in plan.files]
@@ -79,7 +83,10 @@ class Generator:
                 upstream=module.path,
                 upstream_sha256=module.sha256,
             )
+            if "\r\n" in module.source:
+                header = header.replace("\n", "\r\n")
             output = header + relocate(patched, set(stems) - {stem}, stem, by_ruff)
+            _check_compiles(output, module.path)
             name = f"{stem}.py"
             files.append(Generated(name, module.path, module.source, patched, output))
             entries[name] = FileEntry(
@@ -93,12 +100,16 @@ def _check(modules: Modules, part: FilePlan, patched: str) -> None:
     """Refuse a file that could not be imported or names something that is not there."""
     path = part.module.path
     result = Module(part.module.name, path, patched)
-    try:
-        compile(result.tree, path, "exec")
-    except (SyntaxError, ValueError) as error:
-        raise Refusal(f"the patched file would not compile: {error}", path) from None
+    _check_compiles(patched, path)
     added = {e.name for e in part.edits if isinstance(e, AddImport)}
     faults = new_name_faults(part.module.source, patched)
     faults += unresolved_imports(modules, result, only=added)
     if faults:
         raise Refusal(f"the patched file would not be sound: {'; '.join(faults)}", path)
+
+
+def _check_compiles(source: str, path: str) -> None:
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise Refusal(f"the patched file would not compile: {error}", path) from None

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ..errors import Refusal
 from ..source.tree import SourceTree
-from .syntax import Function, StatementPath, dotted, functions, statements
+from .syntax import Function, StatementPath, dotted, functions, source_lines, statements
 
 MODELS = "vllm.model_executor.models"
 
@@ -109,7 +109,7 @@ class Module:
         Of a large module only a class or two is wanted, and parsing it whole would take most of
         the time that a run takes. What does not parse as a slice is looked up in the whole.
         """
-        lines = self.source.splitlines(keepends=True)
+        lines = source_lines(self.source)
         starts: list[int] = []
         quotes = 0
         for index, line in enumerate(lines):
@@ -117,7 +117,7 @@ class Module:
             if quotes % 2 == 0 and line[0] not in " \t\f\r\n#)]}\"'":
                 starts.append(index)
             quotes += line.count('"""') + line.count("'''")
-        ends = [*starts[1:], len(lines)]
+        ends = [*starts[1:], len(lines)][: len(starts)]
         return [(s + 1, "".join(lines[s:e])) for s, e in zip(starts, ends, strict=True)]
 
     def _slice(self, name: str) -> ast.ClassDef | Function | None:

@@ -32,6 +32,14 @@ def statements(
         yield from statements(handler, (*path, ("handlers", index)))
 
 
+def source_lines(source: str) -> list[str]:
+    """The lines of a source, with their ends, as Python counts them.
+
+    `str.splitlines` also splits at form feeds and at Unicode's separators.
+    """
+    return [line.decode() for line in source.encode().splitlines(keepends=True)]
+
+
 def dotted(node: ast.AST) -> str:
     """`a.b.c` for a chain of names and attributes, "" for anything else."""
     if isinstance(node, ast.Name):

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from ..analysis.syntax import source_lines
 from ..errors import EnvironmentFault, Exit, Fault
 from ..generate import Generator, Result
 from ..output import manifest
-from ..output.writer import write_set
+from ..output.writer import locked, write_set
 from ..planning.plan import State
 from ..source import SourceTree
-from .common import coloured, describe, print_json, source_tree, targets
+from ..speech import say
+from .common import coloured, describe, exit_of, print_json, source_tree, targets
 
 
 class _Done(NamedTuple):
@@ -46,31 +48,31 @@ def run(options: argparse.Namespace) -> Exit:
     if options.json:
         _print_json(tree, folder, done)
     elif not options.diff:
-        print(f"{tree.origin} -> {folder}")
+        say(f"{tree.origin} -> {folder}")
     if not options.json:
         for one in done:
-            bad = one.exit not in (Exit.OK, Exit.DIFFERENCE) or (one.exit and not options.diff)
-            if bad or not options.diff:
-                print(
-                    f"  {one.result.family.name}: {one.action}"
-                    + (f": {one.message}" if one.message else ""),
-                    file=sys.stderr if bad else sys.stdout,
-                )
+            _tell(one, options.diff)
     return max((one.exit for one in done), default=Exit.OK)
+
+
+def _tell(one: _Done, diff: bool) -> None:
+    """A line for a target; of a diff that was shown there is nothing more to tell."""
+    line = f"  {one.result.family.name}: {one.action}" + (f": {one.message}" if one.message else "")
+    if one.exit is Exit.OK and not diff:
+        say(line)
+    elif one.exit is not Exit.OK and one.action != "differs":
+        print(line, file=sys.stderr)
 
 
 def _write(tree: SourceTree, folder: Path, result: Result, options: argparse.Namespace) -> _Done:
     if result.entry is None:
         return _nothing_to_do(result, named=not options.all)
     try:
-        before = manifest.load(folder, tree.version)
-        changed = write_set(
-            folder,
-            {f.name: f.output for f in result.files},
-            before,
-            before.with_family(result.family.name, result.entry),
-            options.force,
-        )
+        outputs = {f.name: f.output for f in result.files}
+        with locked(options.out):
+            before = manifest.load(folder, tree.version)
+            after = before.with_family(result.family.name, result.entry)
+            changed = write_set(folder, outputs, before, after, options.force)
     except Fault as fault:
         return _Done(result, "not written", fault.exit, str(fault))
     names = ", ".join(f.name for f in result.files)
@@ -82,13 +84,13 @@ def _show(tree: SourceTree, folder: Path, result: Result, options: argparse.Name
         return _nothing_to_do(result, named=not options.all)
     if not options.json:
         for file in result.files:
-            sys.stdout.write(diff_text(file.upstream, file.original, file.patched, coloured()))
+            say(diff_text(file.upstream, file.original, file.patched, coloured()), end="")
     return _Done(result, "differs", Exit.DIFFERENCE, "")
 
 
 def _nothing_to_do(result: Result, named: bool) -> _Done:
-    if result.state is State.UNRECOGNISED:
-        return _Done(result, "refused", Exit.REFUSED, result.reason)
+    if exit_of(result) is not Exit.OK:
+        return _Done(result, "refused", exit_of(result), result.reason)
     if result.state is State.ABSENT and named:
         # somebody asked for this very file
         return _Done(result, "refused", Exit.REFUSED, result.reason)
@@ -100,8 +102,8 @@ def diff_text(path: str, before: str, after: str, colour: bool) -> str:
     import difflib
 
     lines = difflib.unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
+        source_lines(before),
+        source_lines(after),
         f"a/{path}",
         f"b/{path}",
     )

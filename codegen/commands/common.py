@@ -7,9 +7,12 @@ import json
 import os
 import sys
 
+from ..errors import Exit
 from ..families import Family, family, known_families
 from ..generate import Result
+from ..planning.plan import State
 from ..source import SourceTree, find_source
+from ..speech import say
 
 
 def source_tree(options: argparse.Namespace) -> SourceTree:
@@ -27,7 +30,7 @@ def targets(names: list[str]) -> list[Family]:
 
 def print_json(document: object) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(document, indent=2))
+    say(json.dumps(document, indent=2))
 
 
 def describe(result: Result) -> dict[str, object]:
@@ -40,9 +43,17 @@ def describe(result: Result) -> dict[str, object]:
     }
 
 
+def exit_of(result: Result) -> Exit:
+    """What a state means for the exit code."""
+    return {State.UNRECOGNISED: Exit.REFUSED, State.UNREADABLE: Exit.USAGE}.get(
+        result.state, Exit.OK
+    )
+
+
 def coloured() -> bool:
     """Whether standard output is a terminal that shows colours."""
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def _progress(line: str) -> None:

@@ -6,12 +6,12 @@ import argparse
 
 from ..errors import Exit
 from ..generate import Generator
-from ..planning.plan import State
-from .common import describe, print_json, source_tree, targets
+from ..speech import say
+from .common import describe, exit_of, print_json, source_tree, targets
 
 
 def run(options: argparse.Namespace) -> Exit:
-    """Print a line a family. Exit 3 if one was not recognised."""
+    """Print a line a family. Exit 3 if one was not recognised, 2 if one was not readable."""
     families = targets(options.targets)
     tree = source_tree(options)
     generator = Generator(tree)
@@ -21,9 +21,8 @@ def run(options: argparse.Namespace) -> Exit:
             {"vllm": tree.version, "origin": tree.origin, "targets": [describe(r) for r in results]}
         )
     else:
-        print(tree.origin)
+        say(tree.origin)
         width = max(len(r.family.name) for r in results)
         for r in results:
-            print(f"  {r.family.name:<{width}}  {r.state.value:<14}  {r.reason}")
-    unrecognised = any(r.state is State.UNRECOGNISED for r in results)
-    return Exit.REFUSED if unrecognised else Exit.OK
+            say(f"  {r.family.name:<{width}}  {r.state.value:<14}  {r.reason}")
+    return max(exit_of(r) for r in results)

@@ -91,7 +91,7 @@ def load(folder: Path, vllm: str) -> Manifest:
         raise EnvironmentFault(f"{path} cannot be read: {error}", advice) from None
     try:
         return _parse(table, path, vllm, advice)
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise EnvironmentFault(f"{path} is damaged", advice) from None
 
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from ..analysis.modules import MODELS
+from ..analysis.syntax import source_lines
 from ..rewrite import style
 
 
@@ -20,7 +21,8 @@ def relocate(source: str, beside: Iterable[str], name: str, by_ruff: bool) -> st
     """
     stay = set(beside)
     package = f"{MODELS}.{name}".split(".")[:-1]
-    lines = source.splitlines(keepends=True)
+    lines = source_lines(source)
+    newline = "\r\n" if "\r\n" in source else "\n"
     for node in sorted(ast.walk(ast.parse(source)), key=lambda n: -getattr(n, "lineno", 0)):
         if not isinstance(node, ast.ImportFrom) or not node.level or node.module in stay:
             continue
@@ -36,6 +38,7 @@ def relocate(source: str, beside: Iterable[str], name: str, by_ruff: bool) -> st
             flat = f"{indent}{new} {', '.join(names)}"
             fits = len(flat) <= style.YAPF_COLUMNS
             text = (flat if fits else style.fill(f"{indent}{new} (", names, ")")) + "\n"
+            text = text.replace("\n", newline)
         else:
             text = text.replace(old, new, 1)
         lines[first : last + 1] = [text]

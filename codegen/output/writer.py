@@ -23,6 +23,39 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep other runs from the folders below `out`: a manifest is read, and written with more.
+
+    The lock lies in the folder for temporary files: people commit what is in `out`.
+
+    Raises:
+        EnvironmentFault: the lock cannot be had, or another run holds it for a minute.
+    """
+    import tempfile
+
+    from filelock import FileLock, Timeout
+
+    user = os.getuid() if hasattr(os, "getuid") else ""
+    name = f"eplb-codegen-{user}-{digest(str(out.resolve()))[:16]}.lock"
+    try:
+        with FileLock(Path(tempfile.gettempdir()) / name, timeout=60):
+            yield
+    except Timeout:
+        raise EnvironmentFault(
+            f"another run has been writing to {out} for a minute", "Wait for it, or end it."
+        ) from None
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"cannot write to {folder}: {error.strerror or error}",
+        "Choose another folder with --out.",
+    )
+
+
 def write_set(
     folder: Path, files: dict[str, str], before: Manifest, after: Manifest, force: bool
 ) -> bool:
@@ -48,15 +81,16 @@ def write_set(
         if not force:
             _refuse_edited(folder, files, present, before)
         changed = {n: c.encode() for n, c in wanted.items() if present[n] != c.encode()}
+        for name in wanted:
+            # of a run that was killed: we hold the lock
+            for left in folder.glob(f".{name}.*.tmp"):
+                left.unlink()
         if changed:
             folder.mkdir(parents=True, exist_ok=True)
             with _staged(folder, changed) as staged:
                 _move(folder, staged, present)
     except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write to {folder}: {error.strerror or error}",
-            "Choose another folder with --out.",
-        ) from None
+        raise _unwritable(folder, error) from None
     return bool(changed)
 
 
@@ -109,7 +143,7 @@ def _move(folder: Path, staged: dict[str, Path], present: dict[str, bytes | None
         for name, temporary in staged.items():
             temporary.replace(folder / name)
             moved.append(name)
-    except OSError:
+    except BaseException:  # an interrupt as well
         for name in moved:
             old = present[name]
             if old is None:

@@ -18,14 +18,11 @@ from .protocol import plan_protocol
 
 
 def plan_family(modules: Modules, family: Family) -> Plan:
-    """What is to be done for a family. Never raises a Refusal: that is the plan's state then."""
-    try:
-        return _plan(modules, family)
-    except Refusal as refusal:
-        return Plan(family, State.UNRECOGNISED, str(refusal))
+    """What is to be done for a family.
 
-
-def _plan(modules: Modules, family: Family) -> Plan:
+    Raises:
+        Refusal: a part that a patch needs was not found.
+    """
     files: dict[str, Module] = {}
     for name in family.files:
         module = modules.get(f"{MODELS}.{name.removesuffix('.py')}")

@@ -6,7 +6,7 @@ import ast
 
 from ..analysis.anatomy import Anatomy
 from ..analysis.modules import Module
-from ..analysis.syntax import assigned, dotted, parameters, statements
+from ..analysis.syntax import assigned, dotted, parameters, source_lines, statements
 from ..analysis.weights import ExpertLoop, Stop, TensorLoop
 from ..errors import Refusal
 from ..render import render
@@ -112,5 +112,5 @@ def _plan_grouping(draft: Draft, anatomy: Anatomy, tensors: TensorLoop, mapping:
 def _flat(module: Module, node: ast.expr) -> str:
     """The source of an expression, its continuation lines indented as if it stood at the margin."""
     margin = " " * node.col_offset
-    lines = module.text(node).splitlines()
+    lines = [line.rstrip("\r\n") for line in source_lines(module.text(node))]
     return "\n".join([lines[0], *(line.removeprefix(margin) for line in lines[1:])])

@@ -22,6 +22,7 @@ class State(Enum):
     NATIVE = "native"
     ABSENT = "file absent"
     UNRECOGNISED = "not recognised"
+    UNREADABLE = "not readable"
 
 
 class FilePlan(NamedTuple):

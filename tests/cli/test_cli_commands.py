@@ -1,0 +1,183 @@
+"""Commands, options, exit codes and messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OLD, NEW = "0.10.0", "0.33.0"
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        pytest.param("", 2, "COMMAND.*--help", id="no command"),
+        pytest.param("aply x", 2, "aply.*--help", id="unknown command"),
+        pytest.param("apply", 2, "name targets, or give --all", id="no target"),
+        pytest.param("apply --all qwen2_moe", 2, "--all", id="--all and a target"),
+        pytest.param("apply --bogus", 2, "--bogus.*--help", id="unknown option"),
+        pytest.param("list --force", 2, "--force.*--help", id="option of another command"),
+        pytest.param("apply --out", 2, "--out.*--help", id="option without its value"),
+        pytest.param("list --vllm 0.10.0 --source .", 2, "not allowed with", id="two sources"),
+        pytest.param("list --vllm newest", 2, "'newest' is not a version", id="no version"),
+        pytest.param("list --source nowhere", 2, "nowhere does not exist", id="no such folder"),
+        pytest.param("list --source .", 2, "is not vLLM", id="folder without vLLM"),
+        pytest.param("apply ../x --vllm 0.10.0", 2, "'../x' is no target", id="path as target"),
+        pytest.param("apply x-y --vllm 0.10.0", 2, "'x-y' is no target", id="no module name"),
+        pytest.param("--help", 0, "list.*apply.*Exit codes", id="help"),
+        pytest.param("apply --help", 0, "--diff.*--force", id="help of a command"),
+        pytest.param("--version", 0, r"eplb-codegen \d", id="version"),
+    ],
+)
+def test_usage(run: Any, arguments: str, code: int, says: str) -> None:
+    done = run(*arguments.split())
+    assert re.search(says, done.err if code else done.out, re.DOTALL), done
+    assert done.code == code
+    assert not (done.out if code else done.err)
+    assert list(run.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "targets, version, code, says, written",
+    [
+        ("qwen2_moe", OLD, 0, r"qwen2_moe: written: qwen2_moe\.py", ["qwen2_moe"]),
+        ("qwen2_moe.py", OLD, 0, r"qwen2_moe: written: qwen2_moe\.py", ["qwen2_moe"]),
+        ("llama4", OLD, 0, r"written: llama4\.py, mllama4\.py", ["llama4", "mllama4"]),
+        ("qwen3_moe", NEW, 0, "native.*Qwen3MoeForCausalLM", []),
+        ("--all", OLD, 0, "file absent", ["llama4", "mllama4", "qwen2_moe", "qwen3_moe"]),
+        ("--all", NEW, 0, "native", ["qwen2_moe"]),
+        ("qwen3_vl_moe", OLD, 3, r"models/qwen3_vl_moe\.py is not there", []),
+        ("no_such_model", OLD, 3, r"models/no_such_model\.py is not there", []),
+        ("llama", OLD, 3, r"models/llama\.py:\d+: .*experts.*Dense models", []),
+        ("interfaces", OLD, 3, r"interfaces\.py: vLLM's registry serves no class", []),
+        ("llama qwen2_moe", OLD, 3, "qwen2_moe: written.*llama: refused", ["qwen2_moe"]),
+        ("qwen2_moe qwen2_moe", OLD, 0, "qwen2_moe: written", ["qwen2_moe"]),
+    ],
+)
+def test_apply(
+    run: Any, targets: str, version: str, code: int, says: str, written: list[str]
+) -> None:
+    done = run("apply", *targets.split(), "--vllm", version)
+    assert re.search(says, done.text, re.DOTALL), done
+    assert done.code == code
+    assert bool(done.err) == bool(code)
+    folder = run.folder / "generated" / version
+    assert sorted(p.stem for p in folder.glob("*.py")) == written
+    assert (folder / "manifest.toml").exists() == bool(written)
+    assert bool(written) == (run.folder / "generated").exists()
+
+
+def test_apply_again_says_unchanged(run: Any) -> None:
+    assert "written" in run("apply", "qwen2_moe", "--vllm", OLD).out
+    again = run("apply", "qwen2_moe", "--vllm", OLD)
+    assert again.code == 0
+    assert "qwen2_moe: unchanged: qwen2_moe.py" in again.out
+
+
+def test_a_name_that_is_too_long_for_a_file(run: Any) -> None:
+    done = run("apply", "a" * 300, "--vllm", OLD)
+    assert done.code in (2, 3)
+    assert "aaa" in done.err
+
+
+def test_a_file_of_a_family_does_not_push_the_family_aside(run: Any) -> None:
+    run("apply", "llama4", "llama4.py", "--vllm", OLD)
+    folder = run.folder / "generated" / OLD
+    assert sorted(p.name for p in folder.glob("*.py")) == ["llama4.py", "mllama4.py"]
+
+
+def test_the_worst_of_all_targets_wins(run: Any) -> None:
+    run("apply", "qwen2_moe", "--vllm", OLD)
+    edited = run.folder / "generated" / OLD / "qwen2_moe.py"
+    edited.write_bytes(edited.read_bytes() + b"# mine\n")
+    for targets, code in {"qwen2_moe qwen3_moe": 1, "llama qwen2_moe qwen3_moe": 3}.items():
+        done = run("apply", *targets.split(), "--vllm", OLD)
+        assert done.code == code
+        assert "qwen3_moe: " in done.out  # written the first time
+        assert "qwen2_moe.py was edited by hand" in done.err
+
+
+def test_list(run: Any) -> None:
+    done = run("list", "--vllm", OLD)
+    assert (done.code, done.err) == (0, "")
+    first, *lines = done.out.splitlines()
+    assert first == f"vLLM {OLD} from the package index"
+    states = {words[0]: " ".join(words[1:3]) for words in map(str.split, lines)}
+    assert states.pop("qwen3_vl_moe") == "file absent"
+    assert states == dict.fromkeys(("qwen2_moe", "qwen3_moe", "llama4"), "added by")
+    assert list(run.folder.iterdir()) == []
+
+
+def test_list_of_what_is_not_recognised(run: Any) -> None:
+    done = run("list", "llama", "qwen2_moe", "--vllm", OLD)
+    assert done.code == 3
+    assert re.search(r"llama +not recognised +.*llama\.py:\d+: .*experts", done.out)
+    assert re.search(r"qwen2_moe +added by us", done.out)
+
+
+def test_list_for_programs(run: Any) -> None:
+    done = run("list", "--json", "--vllm", NEW)
+    document = json.loads(done.out)
+    assert (done.code, done.err, document["vllm"]) == (0, "", NEW)
+    assert {t["family"]: (t["state"], t["files"]) for t in document["targets"]} == {
+        "qwen2_moe": ("added by us", ["qwen2_moe.py"]),
+        "qwen3_moe": ("native", []),
+        "qwen3_vl_moe": ("native", []),
+        "llama4": ("native", []),
+    }
+    assert all(t["reason"] for t in document["targets"])
+
+
+def test_apply_for_programs(run: Any) -> None:
+    done = run("apply", "llama4", "llama", "--json", "--vllm", OLD, "--out", "here")
+    document = json.loads(done.out)
+    assert (done.code, document["folder"]) == (3, f"here/{OLD}")
+    good, bad = document["targets"]
+    assert (good["action"], good["exit"], good["diff"]) == ("written", 0, None)
+    assert good["files"] == ["llama4.py", "mllama4.py"]
+    assert (bad["action"], bad["exit"]) == ("refused", 3)
+    assert "llama.py:" in bad["message"]
+    assert (run.folder / "here" / OLD / "mllama4.py").exists()
+
+
+def test_the_version_names_the_folder_of_a_checkout(
+    run: Any, checkout: Callable[..., Path]
+) -> None:
+    checkout()
+    done = run("apply", "qwen2_moe", "--source", "src")
+    assert done.code == 0
+    assert f"checkout {run.folder / 'src'} -> generated/{OLD}" in done.out
+    assert (run.folder / "generated" / OLD / "qwen2_moe.py").exists()
+
+
+def test_the_installed_vllm_is_used_and_never_imported(
+    run: Any, checkout: Callable[..., Path]
+) -> None:
+    site = checkout(name="site")
+    (site / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    for name in ("vllm", "torch"):  # a control: they do end a process that imports them
+        assert f"{name} was imported" in run("list", code=f"import {name}", env=env).err
+    assert run("list", env=env).code == 0
+    done = run("apply", "--all", env=env)
+    assert (done.code, done.err) == (0, "")
+    assert len(list((run.folder / "generated" / OLD).glob("*.py"))) == 4
+
+
+def test_no_network(run: Any) -> None:
+    env = {
+        **{name: "" for name in os.environ if name.startswith("PIP_")},
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple/",
+        "EPLB_CODEGEN_CACHE": str(run.folder / "cache"),
+    }
+    done = run("apply", "--all", "--vllm", "0.10.0", env=env)
+    assert done.code == 2
+    assert "127.0.0.1" in done.err
+    assert not (run.folder / "generated").exists()

@@ -95,7 +95,7 @@ class Ranks:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env=_environment(),
+                env=environment() | self._private(),
                 start_new_session=True,
             )
         self.processes.append(process)
@@ -118,6 +118,13 @@ class Ranks:
         for report in self.reports:
             if report is not None:
                 report.close()
+
+    def _private(self) -> dict[str, str]:
+        """What vLLM and torch leave lying about goes away with the folder."""
+        places = {n: self.folder / n.lower() for n in ("TMPDIR", "VLLM_CACHE_ROOT")}
+        for place in places.values():
+            place.mkdir(exist_ok=True)
+        return {name: str(place) for name, place in places.items()}
 
     def _path(self, rank: int, suffix: str) -> Path:
         return self.folder / f"attempt{self.attempt}-rank{rank}.{suffix}"
@@ -147,7 +154,7 @@ class Ranks:
         return "\n".join(text.strip().splitlines()[-TAIL:])
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The user's, less what would lead the other interpreter to this one's packages."""
     dropped = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP"}
     return {k: v for k, v in os.environ.items() if k not in dropped} | {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .launch import Ranks, Workplace
 from .request import Check, Loads, Report, Request, Slot, Unusable
 
 CHECKS = {
+    "reference": ("3 slots",),
     "off": ("2 off", "3 slots"),
     "on": (
         "1 protocol",
@@ -25,15 +26,23 @@ CHECKS = {
 """What each kind of case must answer for."""
 
 
-def verify(request: Request) -> Report:
-    """Judge one class. Raises `Unusable` where its vLLM cannot be run at all."""
+LAYOUT = "layout"
+"""The line that says that a layout was skipped."""
+
+
+def verify(request: Request, progress: Callable[[str], None] = lambda _: None) -> Report:
+    """Judge one class; `progress` is given the name of every case that begins.
+
+    Raises `Unusable` where its vLLM cannot be run at all.
+    """
     start = time.monotonic()
-    gathered = _Gathered()
-    cases = list(_cases(request))
+    gathered = _Gathered(progress)
+    cases = every = list(_cases(request))
     with Workplace() as place:
         while cases:
             finished = _run(place, request, cases, gathered)
             cases = cases[finished:]
+    gathered.complete(every)
     return gathered.report(time.monotonic() - start)
 
 
@@ -43,11 +52,12 @@ def _cases(request: Request) -> Iterable[dict[str, Any]]:
         here = {"layout": layout, "subject": subject}
         if subject == "generated":
             name = f"{layout}, EPLB off, upstream's class"
-            yield {**here, "kind": "off", "subject": "upstream", "name": name}
+            yield {**here, "kind": "reference", "subject": "upstream", "name": name}
         yield {**here, "kind": "off", "name": f"{layout}, EPLB off"}
         for redundant in request.redundant:
             name = f"{layout}, R = {redundant}"
             yield {**here, "kind": "on", "redundant": redundant, "name": name}
+    # In the first layout that is known.
     yield {
         "layout": request.layouts[0],
         "subject": subject,
@@ -65,6 +75,9 @@ def _run(
         "module": str(request.module.resolve()) if request.module else None,
         "ranks": request.ranks,
         "experts": request.experts,
+        "layouts": request.layouts,
+        "fp8": request.fp8,
+        "skip_unknown_layouts": request.skip_unknown_layouts,
         "checkpoint": str(request.checkpoint.resolve()) if request.checkpoint else None,
         "seed": request.seed,
         "device": request.device,
@@ -120,7 +133,8 @@ def _run(
 class _Gathered:
     """What the ranks of all attempts told."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self.progress = progress
         self.vllm = self.torch = ""
         self.checks: list[Check] = []
         self.slots: list[Slot] = []
@@ -130,6 +144,8 @@ class _Gathered:
         kind, case = event["event"], event["case"]
         if kind == "ready":
             self.vllm, self.torch = event["vllm"], event["torch"]
+        elif kind == "begin" and event["rank"] == 0:
+            self.progress(case)
         elif kind == "check":
             names = ("check", "status", "what", "figure", "detail")
             self.checks.append(Check(case=case, **{n: event[n] for n in names}))
@@ -142,10 +158,24 @@ class _Gathered:
     def fail(self, case: Mapping[str, Any], what: str, detail: str) -> None:
         """A case that ended its ranks; what it had not come to is told as not run."""
         self.checks.append(Check("ranks", case["name"], "failed", what, detail=detail))
+        self._missing(case, f"the ranks were ended before: {what}")
+
+    def complete(self, cases: Iterable[Mapping[str, Any]]) -> None:
+        """What no rank spoke of, although its case ended well, is told as not run."""
+        names = {c.case for c in self.checks if (c.check, c.status) == (LAYOUT, "skipped")}
+        cases = list(cases)
+        skipped = {case["layout"] for case in cases if case["name"] in names}
+        for case in cases:
+            if case["layout"] not in skipped or case["kind"] == "errors":
+                self._missing(case, "the case ended without a word on it")
+        if skipped == {case["layout"] for case in cases}:
+            why = "upstream's own class loads none of these layouts"
+            self.checks.append(Check(LAYOUT, "every layout", "not run", "", detail=why))
+
+    def _missing(self, case: Mapping[str, Any], why: str) -> None:
         told = {check.check for check in self.checks if check.case == case["name"]}
         for check in CHECKS[case["kind"]]:
             if check not in told:
-                why = f"the ranks were ended before: {what}"
                 self.checks.append(Check(check, case["name"], "not run", "", detail=why))
 
     def report(self, seconds: float) -> Report:

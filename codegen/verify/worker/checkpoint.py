@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from . import fp8_blocks, tokenizer
 from .families import Family
 
 Tensors = dict[str, torch.Tensor]
@@ -23,14 +24,30 @@ Experts = dict[int, dict[str, torch.Tensor]]
 
 
 def write(
-    folder: Path, family: Family, experts: int, layout: str, seed: int, dense: bool = False
+    folder: Path,
+    family: Family,
+    experts: int,
+    layout: str,
+    seed: int,
+    dense: bool = False,
+    fp8: bool = False,
 ) -> Path:
-    """Write config.json and model.safetensors with E distinct experts; none at all if `dense`."""
+    """Write config.json and model.safetensors with E distinct experts; none at all if `dense`.
+
+    With `fp8` the experts' own weights, and nothing else, are fp8 with a scale for each block.
+    """
     config = family.tiny(experts, dense)
     moe_layers = () if dense else family.moe_layers
     tensors = _tensors(family, config, moe_layers, layout, seed)
+    if fp8:
+        config["quantization_config"] = fp8_blocks.config(tensors, _is_own_weight)
+        tensors = fp8_blocks.quantised(tensors, _is_own_weight)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if not family.vision:
+        # Images would take a processor as well, and nothing here has any.
+        text = family.text(config)
+        tokenizer.write(folder, text["vocab_size"], text["bos_token_id"], text["eos_token_id"])
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
 
@@ -197,7 +214,15 @@ def _qwen3_vl_vision(vision: Mapping[str, Any], text_hidden: int, draw: _Draw) -
     }
 
 
-_EXPERT = re.compile(r"\blayers\.(\d+)\.\w+\.experts\.(?:(\d+)\.)?(gate|up|down|gate_up)_proj\b")
+_EXPERT = re.compile(
+    r"\blayers\.(\d+)\.\w+\.experts\.(?:(\d+)\.)?(gate|up|down|gate_up)_proj(?:\.(\w+))?$"
+)
+
+
+def _is_own_weight(name: str) -> bool:
+    """Whether this is the weight of one expert alone."""
+    found = _EXPERT.search(name)
+    return found is not None and found[2] is not None and found[4] == "weight"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -206,26 +231,43 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_experts(folder: Path, family: Family) -> Experts:
-    """What every logical expert holds in this checkpoint, whichever layout it is in."""
-    single: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
-    fused: dict[tuple[int, str], torch.Tensor] = {}
+    """What every logical expert holds in this checkpoint, whichever layout it is in.
+
+    Besides weights these are scales, under the names that vLLM gives to scales of blocks and of
+    whole tensors.
+    """
+    single: dict[tuple[int, str, str], dict[int, torch.Tensor]] = {}
+    parts: dict[tuple[int, str, str], torch.Tensor] = {}
     for name, tensor in _expert_tensors(folder):
         found = _EXPERT.search(name)
         assert found is not None
-        layer, expert, part = int(found[1]), found[2], found[3]
+        layer, expert, part, kind = int(found[1]), found[2], found[3], found[4] or "weight"
         if expert is not None:
-            single.setdefault((layer, part), {})[int(expert)] = tensor
+            single.setdefault((layer, part, kind), {})[int(expert)] = tensor
         else:
-            fused[layer, part] = tensor.transpose(1, 2) if family.fused_transposed else tensor
+            transposed = family.fused_transposed and kind == "weight"
+            parts[layer, part, kind] = tensor.transpose(1, 2) if transposed else tensor
     for key, by_expert in single.items():
-        fused[key] = torch.stack([by_expert[e] for e in range(len(by_expert))])
+        parts[key] = torch.stack([by_expert[e] for e in range(len(by_expert))])
     out: Experts = {}
-    for layer in sorted({layer for layer, _ in fused}):
-        gate_up = fused.get((layer, "gate_up"))
-        if gate_up is None:
-            gate_up = torch.cat([fused[layer, "gate"], fused[layer, "up"]], dim=1)
-        out[layer] = {"w13_weight": gate_up, "w2_weight": fused[layer, "down"]}
+    for layer, kind in sorted({(layer, kind) for layer, _, kind in parts}):
+        held = {part: t for (n, part, k), t in parts.items() if (n, k) == (layer, kind)}
+        if gate_up := _gate_up(held):
+            out.setdefault(layer, {})[f"w13_{kind}"] = gate_up[0]
+        if "down" in held:
+            out.setdefault(layer, {})[f"w2_{kind}"] = held["down"]
     return out
+
+
+def _gate_up(held: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Gate above up, as vLLM holds them: [E, 2 x rows, ...]; [E, 2] where each has one number."""
+    if "gate_up" in held:
+        return [held["gate_up"]]
+    if "gate" not in held or "up" not in held:
+        return []
+    if held["gate"].dim() == 1:
+        return [torch.stack([held["gate"], held["up"]], dim=1)]
+    return [torch.cat([held["gate"], held["up"]], dim=1)]
 
 
 def _expert_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

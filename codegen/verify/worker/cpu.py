@@ -27,6 +27,8 @@ def before_import(folder: Path) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ["VLLM_TARGET_DEVICE"] = "cpu"
     os.environ["VLLM_CPU_SGL_KERNEL"] = "0"
+    # Some layers compile a small function: it takes longer than all else, and a C++ compiler.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     _announce_cpu_build(folder / "platform")
     _let_torchvision_import()
@@ -190,16 +192,56 @@ def _plain_collectives() -> None:
 
 
 def _reference_experts() -> None:
-    method = tree.need(
-        f"{tree.MOE}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
-        f"{tree.MOE}.layer:UnquantizedFusedMoEMethod",
-    )
-    era = next((e for e in (era_selected, era_routed) if e.applies(method)), None)
-    if era is None:
-        raise LookupError("this vLLM's MoE method takes neither router logits nor selected experts")
-    era.adapt(method)
-    method.process_weights_after_loading = lambda self, layer: None
+    methods = [
+        tree.need(
+            f"{tree.MOE}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod",
+            f"{tree.MOE}.layer:UnquantizedFusedMoEMethod",
+        )
+    ]
+    if (fp8 := _fp8_method()) is not None:
+        methods.append(fp8)
+    for method in methods:
+        era = next((e for e in (era_selected, era_routed) if e.applies(method)), None)
+        if era is None:
+            raise LookupError(
+                f"this vLLM's {method.__name__} takes neither router logits nor selected experts"
+            )
+        era.adapt(method)
+        method.process_weights_after_loading = lambda self, layer: None
     _reference_router()
+
+
+def _fp8_method() -> Any | None:
+    """The release's method of fp8 experts, which then asks for no kernel of a GPU."""
+    place = "vllm.model_executor.layers.quantization.fp8"
+    tree.replace([f"{place}:get_fp8_moe_backend"], lambda *_, **__: None)
+    tree.replace([f"{place}:select_fp8_moe_backend"], lambda *_, **__: (None, None))
+    layers = tree.module(tree.MOE)
+    if layers is not None and not hasattr(layers, "fused_experts"):
+        # Looked up by the method's constructor in some releases, and called by none here.
+        layers.fused_experts = _no_kernel
+    config = tree.find(f"{place}:Fp8Config")
+    if config is not None:
+        # Logits are compared in float32, which no kernel of a GPU takes beside fp8.
+        config.get_supported_act_dtypes = classmethod(lambda cls: [torch.float32])
+    _move_bytes()
+    return tree.find(f"{place}:Fp8MoEMethod")
+
+
+def _no_kernel(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("there is no fused kernel on a CPU")
+
+
+def _move_bytes() -> None:
+    """gloo has no fp8: what EPLB sends between ranks goes as the bytes that it is."""
+    real = torch.distributed.P2POp.__init__
+
+    def init(self: Any, op: Any, tensor: torch.Tensor, *given: Any, **named: Any) -> None:
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            tensor = tensor.view(torch.uint8)
+        real(self, op, tensor, *given, **named)
+
+    torch.distributed.P2POp.__init__ = init
 
 
 def _reference_router() -> None:

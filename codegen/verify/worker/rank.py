@@ -28,8 +28,15 @@ def main(path: Path, rank: int) -> None:
         os._exit(2)
     for case in job["cases"]:
         reporter.case = case["name"]
-        reporter.send("begin")
-        cases.run(case)
+        reporter.send("begin", rank=rank)
+        try:
+            cases.run(case)
+        except Exception as error:
+            # The other ranks may be waiting for this one: the parent starts all of them anew.
+            traceback.print_exc()
+            told = f"{type(error).__name__}: {error}"
+            reporter.send("broken", what="an error of verify's own", error=told, rank=rank)
+            os._exit(3)
         reporter.send("end")
     reporter.send("done")
     sys.stdout.flush()

@@ -15,11 +15,14 @@ from .report import Reporter
 
 
 def brief(error: BaseException) -> str:
-    """One line for a person: the error, and the innermost line of code that raised it."""
+    """One line for a person: the error, and the innermost line of code that raised it.
+
+    The first line of some messages is but a heading; three are enough of any.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}{where}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' / '.join(lines[:3])}{where}"
 
 
 def _is_foreign(module: str) -> bool:

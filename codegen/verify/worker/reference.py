@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
+
+from . import fp8_blocks
 
 
 def attention(
@@ -58,8 +60,11 @@ def layer_experts(
 ) -> torch.Tensor:
     for observer in _observers:
         observer(layer, ids)
+    if hasattr(layer, "w13_weight_scale"):
+        raise NotImplementedError("no reference for experts whose scales are not those of blocks")
+    scales = [getattr(layer, f"{name}_{fp8_blocks.SCALE}", None) for name in ("w13", "w2")]
     return experts(
-        hidden, layer.w13_weight, layer.w2_weight, weights, ids, expert_map, weight_on_input
+        hidden, layer.w13_weight, layer.w2_weight, weights, ids, expert_map, weight_on_input, scales
     )
 
 
@@ -71,18 +76,26 @@ def experts(
     ids: torch.Tensor,
     expert_map: torch.Tensor | None,
     weight_on_input: bool = False,
+    scales: Sequence[torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
-    """This rank's share of the MoE output: experts without a slot here add nothing."""
+    """This rank's share of the MoE output: experts without a slot here add nothing.
+
+    `scales` are those of the blocks of w13 and w2, where these are fp8.
+    """
     local = ids.long() if expert_map is None else expert_map[ids.long()].long()
     total = torch.zeros(hidden.shape[0], w2.shape[1], dtype=torch.float32, device=hidden.device)
     for slot in range(w13.shape[0]):
         token, column = (local == slot).nonzero(as_tuple=True)
         if not token.numel():
             continue
+        up_weight, down_weight = (
+            fp8_blocks.numbers(held[slot], None if scale is None else scale[slot])
+            for held, scale in zip((w13, w2), scales, strict=True)
+        )
         weight = weights[token, column].float().unsqueeze(1)
         x = hidden[token].float()
-        gate, up = ((x * weight if weight_on_input else x) @ w13[slot].float().t()).chunk(2, dim=-1)
-        value = (silu(gate) * up) @ w2[slot].float().t()
+        gate, up = ((x * weight if weight_on_input else x) @ up_weight.t()).chunk(2, dim=-1)
+        value = (silu(gate) * up) @ down_weight.t()
         total.index_add_(0, token, value if weight_on_input else value * weight)
     return total.to(hidden.dtype)
 

@@ -17,5 +17,5 @@ class Reporter:
         self.file.flush()
 
     def check(self, check: str, status: str, what: str, figure: str = "", detail: str = "") -> None:
-        """One line of the report; status is "passed", "failed" or "not run"."""
+        """One line of the report; status is "passed", "failed", "not run" or "skipped"."""
         self.send("check", check=check, status=status, what=what, figure=figure, detail=detail)

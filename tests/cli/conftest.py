@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from eplb_codegen.generate import Generator, Result
 from eplb_codegen.source import find_source
 
 MODELS = "vllm/model_executor/models"
+
+# Shells start background jobs, of CI for one, with SIGINT ignored, which children inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Done(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ FAMILIES = {
     "0.32.0": ["qwen2_moe"],
 }
 HERE = Path(__file__).parent
+
+# Shells start background jobs, of CI for one, with SIGINT ignored, which children inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def installed() -> str | None:

@@ -11,7 +11,7 @@ from ..analysis.syntax import source_lines
 from ..errors import EnvironmentFault, Exit, Fault
 from ..generate import Generator, Result
 from ..output import manifest
-from ..output.writer import locked, write_set
+from ..output.writer import is_current, locked, write_set
 from ..planning.plan import State
 from ..source import SourceTree
 from ..speech import say
@@ -69,10 +69,14 @@ def _write(tree: SourceTree, folder: Path, result: Result, options: argparse.Nam
         return _nothing_to_do(result, named=not options.all)
     try:
         outputs = {f.name: f.output for f in result.files}
-        with locked(options.out):
-            before = manifest.load(folder, tree.version)
-            after = before.with_family(result.family.name, result.entry)
-            changed = write_set(folder, outputs, before, after, options.force)
+        name, entry = result.family.name, result.entry
+        before = manifest.load(folder, tree.version)
+        changed = not is_current(folder, outputs, before.with_family(name, entry))
+        if changed:
+            with locked(options.out):
+                before = manifest.load(folder, tree.version)
+                after = before.with_family(name, entry)
+                changed = write_set(folder, outputs, before, after, options.force)
     except Fault as fault:
         return _Done(result, "not written", fault.exit, str(fault))
     names = ", ".join(f.name for f in result.files)

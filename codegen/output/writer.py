@@ -56,6 +56,15 @@ def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     )
 
 
+def is_current(folder: Path, files: dict[str, str], after: Manifest) -> bool:
+    """Whether a folder holds these files and this manifest already; then no lock is needed."""
+    wanted = {**files, NAME: after.dump()}
+    try:
+        return all(_read(folder / name) == text.encode() for name, text in wanted.items())
+    except OSError:
+        return False  # writing will tell
+
+
 def write_set(
     folder: Path, files: dict[str, str], before: Manifest, after: Manifest, force: bool
 ) -> bool:

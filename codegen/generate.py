@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from . import __version__
 from .analysis.modules import Module, Modules
+from .analysis.soundness import Fault
 from .checks.names import new_name_faults
 from .checks.resolves import unresolved_imports
 from .errors import EnvironmentFault, Refusal
@@ -34,13 +35,14 @@ class Generated(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a family. `files` and `entry` are there only where the state is ADDED."""
+    """What became of a family. `files` and `entry` are there where there is something to write."""
 
     family: Family
     state: State
     reason: str
     files: tuple[Generated, ...] = ()
     entry: FamilyEntry | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 class Generator:
@@ -55,7 +57,7 @@ class Generator:
         modules = Modules(self.tree, self._parsed)
         try:
             plan = plan_family(modules, family)
-            if plan.state is not State.ADDED:
+            if not plan.files:
                 return Result(family, plan.state, plan.reason)
             return self._finish(modules, plan)
         except Refusal as refusal:
@@ -82,6 +84,8 @@ class Generator:
                 version=self.tree.version,
                 upstream=module.path,
                 upstream_sha256=module.sha256,
+                repairs=list(dict.fromkeys(f.kind.what for f in plan.faults)),
+                repaired=plan.state is State.REPAIRED,
             )
             if "\r\n" in module.source:
                 header = header.replace("\n", "\r\n")
@@ -93,7 +97,7 @@ class Generator:
                 module.path, module.sha256, digest(output), dict(part.architectures)
             )
         entry = FamilyEntry(__version__, entries, modules.read)
-        return Result(plan.family, plan.state, plan.reason, tuple(files), entry)
+        return Result(plan.family, plan.state, plan.reason, tuple(files), entry, plan.faults)
 
 
 def _check(modules: Modules, part: FilePlan, patched: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from ..errors import Refusal
 from .syntax import assigned, calls, dotted, statements
 from .weights import FusedRange, LocalSlice, Method
 
@@ -22,12 +23,13 @@ def fused_ranges(method: Method) -> Iterator[FusedRange]:
         index = loop.target.id
         for part in loop.body:
             targets, value = assigned(part)
-            if not isinstance(value, ast.Subscript) or dotted(value.slice) != index:
+            if not isinstance(value, ast.Subscript) or _index(value) != index:
                 continue
             handed = {index, dotted(targets[0])}
             loads = _weight_loader_calls(method, loop.body)
             if any(handed <= _arguments(call) for call in loads):
-                yield FusedRange(method, loop, index, loop.iter.args[0], part, value)
+                count, wraps = loop.iter.args[0], _wraps(value)
+                yield FusedRange(method, loop, index, count, part, value, wraps)
 
 
 def local_slices(method: Method) -> Iterator[LocalSlice]:
@@ -36,15 +38,35 @@ def local_slices(method: Method) -> Iterator[LocalSlice]:
         targets, value = assigned(statement)
         if value is None or not targets:
             continue
-        if isinstance(value, ast.Subscript) and dotted(value.slice) in physical - {""}:
+        pieces = [
+            n
+            for n in ast.walk(value)
+            if isinstance(n, ast.Subscript) and _index(n) in physical - {""}
+        ]
+        if pieces:
             loads = _weight_loader_calls(method, method.function.body)
             if not any(dotted(targets[0]) in _arguments(call) for call in loads):
                 continue
-            yield LocalSlice(method, statement, value)
+            if len(pieces) > 1:
+                raise Refusal("experts are taken out of a tensor twice", method.where(statement))
+            yield LocalSlice(method, statement, pieces[0], _wraps(pieces[0]))
         elif "expert_map" in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} and any(
             isinstance(n, ast.Attribute) and n.attr == "nonzero" for n in ast.walk(value)
         ):
             physical.add(dotted(targets[0]))
+
+
+def _wraps(subscript: ast.Subscript) -> bool:
+    """Whether the index is taken modulo something."""
+    return isinstance(subscript.slice, ast.BinOp) and isinstance(subscript.slice.op, ast.Mod)
+
+
+def _index(subscript: ast.Subscript) -> str:
+    """The name that stands in `tensor[name]` or in `tensor[name % n]`."""
+    index = subscript.slice
+    if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Mod):
+        index = index.left
+    return dotted(index)
 
 
 def _weight_loader_calls(method: Method, body: Iterable[ast.stmt]) -> list[ast.Call]:

@@ -17,12 +17,20 @@ def expert_loops(method: Method) -> Iterator[ExpertLoop]:
         unpacking, entry = _entry(loop)
         if unpacking is None or entry is None:
             continue
+        if _is_replica_loop(entry):
+            continue
         loads = [s for s in _inside(loop) if _loads(s, entry[2])]
-        if not loads:
+        replicas = [] if loads else list(_replica_loads(loop))
+        if not loads and not replicas:
             continue
         mapping = dotted(loop.iter)
         if not mapping:
             raise Refusal("this loop over an expert mapping does not name it", method.where(loop))
+        name = tested_name(method, loop, entry[1])
+        if replicas:
+            load, stop = replicas[0], Stop.REPLICAS
+            yield ExpertLoop(method, loop, mapping, entry, name, unpacking, load, stop)
+            continue
         if len(loads) > 1:
             raise Refusal("this loop calls the weight loader in two places", method.where(loads[1]))
         stop = _stop(method, loop, loads[0])
@@ -30,8 +38,21 @@ def expert_loops(method: Method) -> Iterator[ExpertLoop]:
             _check_exhaustive(method, loop, entry)
         else:
             _check_unconditional(method, loop, loads[0], entry[2])
-        name = tested_name(method, loop, entry[1])
         yield ExpertLoop(method, loop, mapping, entry, name, unpacking, loads[0], stop)
+
+
+def _is_replica_loop(entry: tuple[str, ...]) -> bool:
+    """`for _, _, expert_id, _ in candidates`: only the slot differs from turn to turn."""
+    return entry[0] == entry[1] == entry[3] == "_"
+
+
+def _replica_loads(loop: ast.For) -> Iterator[ast.stmt]:
+    """The loads in loops over the same entries that stand inside a loop over the mapping."""
+    for inner in _inside(loop):
+        if isinstance(inner, ast.For) and dotted(inner.iter) == dotted(loop.iter):
+            entry = _four_names(inner.target)
+            if entry and _is_replica_loop(entry):
+                yield from (s for s in inner.body if _loads(s, entry[2]))
 
 
 def _check_exhaustive(method: Method, loop: ast.For, entry: tuple[str, ...]) -> None:

@@ -31,6 +31,10 @@ class MappingCall(NamedTuple):
     call: ast.Call
 
     @property
+    def where(self) -> str:
+        return self.method.where(self.call)
+
+    @property
     def is_fused(self) -> bool:
         """A mapping for fused tensors names the same checkpoint projection for gate and up."""
         gate, up = (keyword(self.call, f"ckpt_{p}_proj_name") for p in ("gate", "up"))
@@ -48,6 +52,7 @@ class Stop(Enum):
 
     FIRST = "at the first entry that matches"
     SUCCESS = "at the first entry that this rank could load"
+    REPLICAS = "at the first entry that matches, whose replicas were all loaded"
     NEVER = "never: every entry is visited"
 
 
@@ -67,6 +72,10 @@ class ExpertLoop(NamedTuple):
     load: ast.stmt
     """The statement that calls the weight loader."""
     stop: Stop
+
+    @property
+    def where(self) -> str:
+        return self.method.where(self.loop)
 
 
 class TensorLoop(NamedTuple):
@@ -95,7 +104,7 @@ class FusedSwitch(NamedTuple):
 
 
 class FusedRange(NamedTuple):
-    """`for expert_id in range(n): part = tensor[expert_id]`: logical experts of a fused tensor."""
+    """`for expert_id in range(n): part = tensor[expert_id]`: experts of a fused tensor."""
 
     method: Method
     loop: ast.For
@@ -103,6 +112,8 @@ class FusedRange(NamedTuple):
     num_experts: ast.expr
     part: ast.stmt
     tensor: ast.Subscript
+    wraps: bool
+    """Whether it is `tensor[expert_id % n]`: the ids are physical, and replicas find their part."""
 
 
 class LocalSlice(NamedTuple):
@@ -111,3 +122,5 @@ class LocalSlice(NamedTuple):
     method: Method
     statement: ast.stmt
     subscript: ast.Subscript
+    wraps: bool
+    """Whether it is `weight[indices % n]`, which is right for replicas too."""

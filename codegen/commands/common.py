@@ -17,7 +17,7 @@ from ..speech import say
 
 def source_tree(options: argparse.Namespace) -> SourceTree:
     """The vLLM to work on; says so on standard error while it downloads."""
-    return find_source(source=options.source, version=options.vllm, progress=_progress)
+    return find_source(source=options.source, version=options.vllm, progress=progress)
 
 
 def targets(names: list[str]) -> list[Family]:
@@ -40,6 +40,10 @@ def describe(result: Result) -> dict[str, object]:
         "state": result.state.value,
         "reason": result.reason,
         "files": [f.name for f in result.files],
+        "faults": [
+            {"name": f.kind.slug, "what": f.kind.what, "where": f.where, "effect": f.kind.effect}
+            for f in result.faults
+        ],
     }
 
 
@@ -56,5 +60,6 @@ def coloured() -> bool:
     return terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def _progress(line: str) -> None:
+def progress(line: str) -> None:
+    """A line for people on standard error, while something takes its time."""
     print(line, file=sys.stderr, flush=True)

@@ -120,6 +120,48 @@ def plan_inherited_block(
     )
 
 
+def plan_even_spread(draft: Draft, anatomy: Anatomy, builds: Builds, offered: Capabilities) -> None:
+    """Where upstream's block has EPLB: say which R would fit before it divides by the ranks.
+
+    Raises:
+        Refusal: the block does not have the numbers that the check needs.
+    """
+    owner = anatomy.block.experts.constructor
+    if not draft.can_edit(owner):
+        plan_inherited_block(draft, anatomy, builds, offered)
+        return
+    init = owner.methods["__init__"]
+    known: set[str] = set()
+    for statement in init.body:
+        if (
+            isinstance(statement, ast.If)
+            and isinstance(statement.body[-1], ast.Raise)
+            and any(isinstance(n, ast.Mod) for n in ast.walk(statement.test))
+        ):
+            return
+        set_here = {self_attribute(t) for t in assigned(statement)[0]}
+        if "n_local_physical_experts" in set_here:
+            needed = _SETTINGS - {"n_routed_experts", "n_local_physical_experts"}
+            if missing := sorted(needed - known):
+                raise Refusal(
+                    f"{owner.name} does not know {', '.join(missing)} yet",
+                    owner.module.where(statement),
+                )
+            code = render(
+                "even_spread.py",
+                enable_eplb="self.enable_eplb",
+                logical="self.n_logical_experts",
+                redundant="self.n_redundant_experts",
+                physical="self.n_physical_experts",
+                ep_size="self.ep_size",
+            )
+            check_free(owner.module, init, code)
+            draft.add(owner.module, Insert(owner.module.paths[statement], code))
+            return
+        known |= set_here
+    raise Refusal(f"{owner.name} does not set n_local_physical_experts", owner.module.where(init))
+
+
 def _num_experts(anatomy: Anatomy) -> ast.expr:
     value = keyword(anatomy.block.experts.call, "num_experts")
     if value is None:

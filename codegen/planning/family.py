@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 
 from ..analysis.anatomy import Anatomy, NoExperts, anatomy, is_native
 from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities, capabilities, expert_layer_class
 from ..analysis.modules import MODELS, ClassRef, Module, Modules
 from ..analysis.registry import served_classes
+from ..analysis.soundness import Fault, faults
 from ..errors import Refusal
 from ..families import Family
 from .block import plan_block, plan_inherited_block
 from .loader import plan_loader
 from .plan import Draft, FilePlan, Plan, State
 from .protocol import plan_protocol
+from .repair import plan_repairs
 
 
 def plan_family(modules: Modules, family: Family) -> Plan:
@@ -44,41 +47,68 @@ def plan_family(modules: Modules, family: Family) -> Plan:
     builds = Builds(modules)
     draft = Draft(m.path for m in files.values())
     native: list[str] = []
+    added: list[str] = []
+    faulty: dict[Fault, None] = {}
     dense: list[NoExperts] = []
     for module, name in served:
         ref = modules.class_of(module, name)
         if ref is None:
             raise Refusal(f"class {name}, which the registry names, not found", module.path)
-        if is_native(modules, ref):
-            native.append(name)
-            continue
         try:
             found = anatomy(modules, builds, ref)
+            offered = _capabilities(modules, found)
+            # a release that looks inside wrappers needs no protocol on them
+            inner = offered.protocol.unwrapped and is_native(modules, found.causal)
+            if not inner and not is_native(modules, ref):
+                added.append(name)
+                _plan_served(draft, found, modules, builds, offered)
+                continue
+            native.append(name)
+            here = faults(modules, builds, found, offered)
+            faulty.update(dict.fromkeys(here))
+            if here:
+                plan_repairs(draft, found, modules, builds, offered, here)
         except NoExperts as refusal:
             # DeepseekForCausalLM stands in the file of DeepseekV2ForCausalLM
             dense.append(refusal)
-            continue
-        offered = _capabilities(modules, found)
-        if offered.protocol.unwrapped and is_native(modules, found.causal):
-            # a release that looks inside wrappers needs no protocol on them
-            native.append(name)
-            continue
-        _plan_served(draft, found, modules, builds, offered)
-    if not draft.edits and not native:
+        except Refusal as refusal:
+            if not is_native(modules, ref):
+                raise
+            raise Refusal(
+                f"{name} is a MixtureOfExperts by vLLM itself, but it was not found out whether "
+                f"that is sound: {refusal.message}",
+                "",
+                refusal.advice,
+            ) from None
+    if not added and not native:
         raise dense[0]
     if not draft.edits:
         return Plan(family, State.NATIVE, f"{', '.join(native)}: MixtureOfExperts by vLLM itself")
     untouched = [m.path for m in files.values() if m.path not in draft.edits]
-    if untouched:
+    if untouched and added:
         raise Refusal(f"nothing to patch in {', '.join(untouched)}")
     plans = [
         FilePlan(
-            module, tuple(draft.edits[module.path]), tuple(sorted(architectures[file].items()))
+            module,
+            # a file without edits goes along: it imports from the one that has some
+            tuple(draft.edits.get(module.path, ())),
+            tuple(sorted(architectures[file].items())),
         )
         for file, module in files.items()
     ]
-    classes = ", ".join(name for _, name in served)
-    return Plan(family, State.ADDED, f"{classes}: not a MixtureOfExperts in vLLM", tuple(plans))
+    listed = tuple(faulty)
+    reasons = [f"{', '.join(added)}: not a MixtureOfExperts in vLLM"] if added else []
+    reasons += [f"{what} ({', '.join(where)})" for what, where in _by_kind(listed).items()]
+    state = State.ADDED if added else State.REPAIRED
+    return Plan(family, state, "; ".join(reasons), tuple(plans), listed)
+
+
+def _by_kind(listed: Iterable[Fault]) -> dict[str, list[str]]:
+    """What is wrong -> where, the folder of the model files left out."""
+    found: dict[str, list[str]] = {}
+    for fault in listed:
+        found.setdefault(fault.kind.what, []).append(fault.where.rpartition("/")[2])
+    return found
 
 
 def _check_once(module: Module) -> None:
@@ -96,7 +126,7 @@ def _plan_served(
 ) -> None:
     plan_inherited_block(draft, found, builds, offered)
     plan_block(draft, found, builds, offered)
-    plan_loader(draft, found, offered)
+    plan_loader(draft, found, modules, builds, offered)
     plan_protocol(draft, found, modules, builds, offered)
 
 

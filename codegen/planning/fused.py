@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+
 from ..analysis.anatomy import Anatomy
 from ..analysis.syntax import assigned, dotted, keyword
-from ..analysis.weights import MappingCall
+from ..analysis.weights import LocalSlice, MappingCall
 from ..errors import Refusal
 from ..render import render
 from ..rewrite.edits import Replace, SetLoop
@@ -14,6 +17,8 @@ from .plan import Draft
 def plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None:
     """A physical expert takes its logical expert's part of a fused tensor."""
     for found in anatomy.loading.ranges:
+        if found.wraps:
+            continue
         module = draft.editable(found.method, found.loop)
         count = module.text(found.num_experts)
         if not _has_redundant_attribute(anatomy):
@@ -37,24 +42,38 @@ def plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None:
         )
     num_experts = keyword(per_expert.call, "num_experts")
     for piece in anatomy.loading.slices:
+        if piece.wraps:
+            continue
         module = draft.editable(piece.method, piece.statement)
         if num_experts is None or not dotted(num_experts).startswith("self."):
             raise Refusal(
                 "the number of experts is not an attribute", module.where(per_expert.call)
             )
-        draft.add(
-            module,
-            Replace(
-                module.paths[piece.statement],
-                render(
-                    "local_part.py",
-                    part=dotted(assigned(piece.statement)[0][0]),
-                    tensor=module.text(piece.subscript.value),
-                    indices=dotted(piece.subscript.slice),
-                    num_experts=dotted(num_experts),
-                ),
-            ),
+        targets, value = assigned(piece.statement)
+        assert value is not None
+        plain = value is piece.subscript
+        code = render(
+            "local_part.py",
+            part=dotted(targets[0]),
+            tensor=module.text(piece.subscript.value) if plain else "",
+            indices=dotted(piece.subscript.slice),
+            num_experts=dotted(num_experts),
+            value="" if plain else _logical(value, piece, dotted(num_experts)),
         )
+        draft.add(module, Replace(module.paths[piece.statement], code))
+
+
+def _logical(value: ast.expr, piece: LocalSlice, num_experts: str) -> str:
+    """An expression that takes experts out of a tensor on its way, by logical ids."""
+
+    class ToLogical(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            if ast.dump(node) != ast.dump(piece.subscript):
+                return self.generic_visit(node)
+            ids = ast.parse(f"{dotted(node.slice)} % {num_experts}", mode="eval").body
+            return ast.Subscript(node.value, ids, node.ctx)
+
+    return ast.unparse(ToLogical().visit(copy.deepcopy(value)))
 
 
 def _has_redundant_attribute(anatomy: Anatomy) -> bool:

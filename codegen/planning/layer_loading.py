@@ -5,11 +5,23 @@ from __future__ import annotations
 import ast
 
 from ..analysis.anatomy import Anatomy
+from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities
-from ..analysis.syntax import Function, assigned, calls, dotted, keyword, parameters, statements
+from ..analysis.layers import constant_argument
+from ..analysis.modules import Modules
+from ..analysis.syntax import (
+    Function,
+    assigned,
+    calls,
+    dotted,
+    keyword,
+    parameters,
+    self_attribute,
+    statements,
+)
 from ..errors import Refusal
 from ..render import render
-from ..rewrite.edits import Insert
+from ..rewrite.edits import AddImport, Insert
 from .plan import Draft
 
 _LAYER_LOADING_ARGUMENTS = (
@@ -21,7 +33,9 @@ _LAYER_LOADING_ARGUMENTS = (
 )
 
 
-def plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) -> None:
+def plan_layer_loading(
+    draft: Draft, anatomy: Anatomy, modules: Modules, builds: Builds, offered: Capabilities
+) -> None:
     """The layer code loads the experts: mend what it leaves out for fused tensors.
 
     It loads a tensor of one expert into all replicas of it, so the model hands it such tensors.
@@ -34,9 +48,10 @@ def plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) ->
     if fused.fills_replicas:
         return
     causal = anatomy.causal
-    method = causal.methods.get("load_weights")
-    if method is None:
+    reached = modules.method(causal, "load_weights")
+    if reached is None:
         raise Refusal(f"{causal.name} has no load_weights", causal.where)
+    owner, method = reached
     anchor = next(
         (
             s
@@ -47,12 +62,12 @@ def plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) ->
     )
     names = [n for n in parameters(method) if n != "self"]
     if anchor is None or not names:
-        raise Refusal("load_weights makes no AutoWeightsLoader", causal.module.where(method))
-    transposed = keyword(anatomy.block.experts.call, "is_fused_checkpoint_transposed")
-    if transposed is not None and not isinstance(transposed, ast.Constant):
+        raise Refusal("load_weights makes no AutoWeightsLoader", owner.module.where(method))
+    transposed = constant_argument(builds, anatomy, "is_fused_checkpoint_transposed")
+    if transposed is ...:
         raise Refusal(
-            "whether fused tensors are transposed is not written at the call",
-            anatomy.block.ref.module.where(transposed),
+            "whether fused tensors are transposed is not written in the constructors",
+            anatomy.block.ref.module.where(anatomy.block.experts.call),
         )
     before = [s for s in method.body if s.lineno < anchor.lineno and not isinstance(s, Function)]
     behind = [c for s in method.body if s.lineno >= anchor.lineno for c in calls(s)]
@@ -61,19 +76,39 @@ def plan_layer_loading(draft: Draft, anatomy: Anatomy, offered: Capabilities) ->
     ) or not any(
         dotted(c.func).endswith(".load_weights") and names[0] in ast.unparse(c) for c in behind
     ):
-        raise Refusal(f"what becomes of {names[0]} was not found", causal.module.where(method))
+        raise Refusal(f"what becomes of {names[0]} was not found", owner.module.where(method))
     module = causal.module
+    init = causal.methods.get("__init__")
+    inherited = owner != causal
+    if not draft.can_edit(causal) or init is None:
+        raise Refusal(f"{causal.name} has no constructor in a file of the family", causal.where)
     values = {
         "layer": fused.layer,
         "by_shape": fused.by_shape,
-        "transposed": bool(transposed and transposed.value),
-        "weights": names[0],
+        "transposed": bool(transposed),
+        "weights": "weights" if inherited else names[0],
+        "redundant": _redundant(anatomy, builds),
     }
-    draft.add(
-        module,
-        Insert(module.first_definition, render("split_fused_experts.py", **values)),
-        Insert(module.paths[anchor], render("split_fused_call.py", **values)),
-    )
+    draft.add(module, Insert(module.first_definition, render("split_fused_experts.py", **values)))
+    if inherited:
+        code = render("split_fused_method.py", **values)
+        draft.add(
+            module,
+            Insert(module.paths[init], code, behind=True),
+            AddImport("collections.abc", "Iterable"),
+        )
+    else:
+        draft.add(module, Insert(module.paths[anchor], render("split_fused_call.py", **values)))
+
+
+def _redundant(anatomy: Anatomy, builds: Builds) -> str:
+    """R, where the causal-LM class can read it: a backbone of upstream's may know it."""
+    name = "num_redundant_experts"
+    for constructor in builds.constructors(anatomy.backbone):
+        for statement, _ in statements(constructor.function):
+            if any(self_attribute(t) == name for t in assigned(statement)[0]):
+                return f"self.{anatomy.model}.{name}"
+    return f"self.{name}"
 
 
 def _check_layer_loading(anatomy: Anatomy) -> None:

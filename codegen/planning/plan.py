@@ -9,6 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..analysis.modules import ClassRef, Module
+from ..analysis.soundness import Fault
 from ..analysis.weights import Method
 from ..errors import Refusal
 from ..families import Family
@@ -19,7 +20,8 @@ class State(Enum):
     """What a family is in a given tree."""
 
     ADDED = "added by us"
-    NATIVE = "native"
+    REPAIRED = "native but faulty"
+    NATIVE = "native and sound"
     ABSENT = "file absent"
     UNRECOGNISED = "not recognised"
     UNREADABLE = "not readable"
@@ -34,12 +36,14 @@ class FilePlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be done for a family. No files unless the state is ADDED."""
+    """What is to be done for a family. No files unless the state is ADDED or REPAIRED."""
 
     family: Family
     state: State
     reason: str
     files: tuple[FilePlan, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    """What is wrong with vLLM's own support."""
 
 
 class Draft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 import libcst as cst
@@ -98,14 +99,8 @@ def _modules(body: list[Statement]) -> Iterable[tuple[int, str]]:
 def _insert(
     body: list[Statement], module: str, name: str, parse: ParseStatement
 ) -> list[Statement]:
-    """A new import among its own kind: relative ones together, those of a package together."""
-    kind = "." if module.startswith(".") else module.partition(".")[0]
-    same = [
-        (index, other)
-        for index, other in _modules(body)
-        if other.startswith(".") == (kind == ".")
-        and (kind == "." or other.partition(".")[0] == kind)
-    ]
+    """A new import among its own kind."""
+    same = [(index, other) for index, other in _modules(body) if _kind(other) == _kind(module)]
     if not same:
         raise Refusal(f"no import to put `from {module} import {name}` with")
     line = parse(f"from {module} import {name}")
@@ -119,6 +114,12 @@ def _insert(
         line = line.with_changes(leading_lines=first.leading_lines)
         body = [*body[:at], first.with_changes(leading_lines=()), *body[at + 1 :]]
     return [*body[:at], line, *body[at:]]
+
+
+def _kind(module: str) -> str:
+    """Relative imports stand together, so do the standard library's and those of a package."""
+    package = module.partition(".")[0]
+    return "the standard library" if package in sys.stdlib_module_names else package
 
 
 def _dotted(node: cst.CSTNode) -> str:

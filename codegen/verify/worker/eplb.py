@@ -35,8 +35,15 @@ def _runner_unwraps() -> bool:
     return False
 
 
+_configs: list[Any] = []
+"""Kept for as long as the process lives: from 0.25 on vLLM remembers a configuration by its id
+(`compute_hash_cached`), and would take that of another case, made later in the same place, for it.
+"""
+
+
 class Balancer:
     def __init__(self, model: Any, config: Any, device: torch.device) -> None:
+        _configs.append(config)
         made = tree.need("vllm.distributed.eplb.eplb_state:EplbState")
         self.model, self.config = model, config
         if hasattr(made, "add_model"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,27 @@ def test_two_side_by_side(start: Callable[..., subprocess.Popen[str]], generated
         out, err = process.communicate(timeout=400)
         assert process.returncode == 0, out + err
         assert "PASSED" in out
+
+
+@pytest.mark.release("0.32.0")
+def test_a_case_is_not_taken_for_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM remembers configurations by their id, which a later case must not inherit."""
+    from eplb_codegen.verify.worker import eplb
+
+    class State:
+        def __init__(self, *_: Any) -> None:
+            self.model_states: dict[str, object] = {}
+
+        def add_model(self, *_: Any) -> None:
+            self.model_states["it"] = object()
+
+    class Config:
+        parallel_config = model_config = None
+
+    monkeypatch.setattr(eplb.tree, "need", lambda name: State)
+    config = Config()
+    kept = weakref.ref(config)
+    eplb.Balancer(None, config, None)
+    del config
+    gc.collect()
+    assert kept() is not None

@@ -11,7 +11,17 @@ from .modules import MODELS, Modules
 def served_classes(modules: Modules, stem: str) -> dict[str, str]:
     """Architecture -> class name, of those that the registry takes from the model file `stem`.
 
-    The registry holds entries `"Architecture": ("module", "Class")` in several dictionaries.
+    Raises:
+        Refusal: the tree has no registry.
+    """
+    return {a: name for a, (module, name) in registered(modules).items() if module == stem}
+
+
+def registered(modules: Modules) -> dict[str, tuple[str, str]]:
+    """Architecture -> (module, class name), of all that the registry knows.
+
+    The registry holds entries `"Architecture": ("module", "Class")` in several dictionaries. The
+    module is one of the folder of model files, or has dots and is named in full.
 
     Raises:
         Refusal: the tree has no registry.
@@ -19,7 +29,7 @@ def served_classes(modules: Modules, stem: str) -> dict[str, str]:
     registry = modules.get(f"{MODELS}.registry")
     if registry is None:
         raise Refusal("vllm/model_executor/models/registry.py not found")
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     for node in registry.tree.body:
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if not isinstance(value, ast.Dict):
@@ -31,7 +41,6 @@ def served_classes(modules: Modules, stem: str) -> dict[str, str]:
                 and len(entry.elts) == 2
                 and isinstance(entry.elts[0], ast.Constant)
                 and isinstance(entry.elts[1], ast.Constant)
-                and entry.elts[0].value == stem
             ):
-                found[str(key.value)] = str(entry.elts[1].value)
+                found[str(key.value)] = (str(entry.elts[0].value), str(entry.elts[1].value))
     return found

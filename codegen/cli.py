@@ -1,4 +1,4 @@
-"""The command line: `eplb-codegen list`, `eplb-codegen apply` and `eplb-codegen verify`."""
+"""The command line: `eplb-codegen COMMAND`, a module of `commands` for each."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from .commands.list import run
         elif options.command == "verify":
             from .commands.verify import run
+        elif options.command == "doctor":
+            from .commands.doctor import run
+        elif options.command == "check":
+            from .commands.check import run
         else:
             from .commands.apply import run
         code = run(options)
@@ -34,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("eplb-codegen: interrupted", file=sys.stderr)
         return 130
+    finally:
+        gc.freeze()  # the interpreter collects once more when it ends; this leaves it nothing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,12 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     applying.add_argument("--diff", action="store_true", help="show the patch, write nothing")
     applying.add_argument("--force", action="store_true", help="overwrite files edited by hand")
+    applying.add_argument(
+        "--in-place", action="store_true", help="patch the files of the checkout --source"
+    )
+    applying.add_argument(
+        "--revert", action="store_true", help="undo --in-place; of all targets if none is named"
+    )
     for command in (listing, applying):
         where = command.add_mutually_exclusive_group()
         where.add_argument("--vllm", metavar="VERSION", help="this release, from the package index")
         where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
         command.add_argument("--json", action="store_true", help="for programs")
     _add_verify(commands)
+    _add_doctor(commands)
+    _add_check(commands)
     return parser
 
 
@@ -110,6 +124,54 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     add("--json", action="store_true", help="for programs")
     add("--report", type=Path, metavar="FILE", help="write a page of HTML")
+
+
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    examining = commands.add_parser(
+        "doctor",
+        help="what would keep vLLM from balancing a model, before a long start",
+        epilog="Exit codes: 0 nothing in the way, 1 something would go wrong, 2 usage or "
+        "environment.",
+    )
+    add = examining.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a folder, or a name on the Hugging Face hub")
+    for name, what in (("tensor", "TP"), ("data", "DP"), ("pipeline", "PP")):
+        add(f"--{name}-parallel-size", f"-{what.lower()}", type=int, metavar="N", help=what)
+    add("--redundant", type=int, metavar="R", help="redundant experts of a layer")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where `apply` wrote; default: what EPLB_CODEGEN_DIR says",
+    )
+    where = examining.add_mutually_exclusive_group()
+    where.add_argument("--vllm", metavar="VERSION", help="this release, from the package index")
+    where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
+    add("--json", action="store_true", help="for programs")
+
+
+def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
+    checking = commands.add_parser(
+        "check",
+        help="whether generated files are what would be written of today's upstream",
+        epilog="Exit codes: 0 all in sync, 1 something is to be made anew or retired, 2 usage or "
+        "environment, 3 a target needs a person.",
+    )
+    add = checking.add_argument
+    add("targets", nargs="*", metavar="TARGET", help="only these; default: what DIR lists")
+    add("--out", type=Path, default=Path("generated"), metavar="DIR", help="default: %(default)s")
+    add("--fix", action="store_true", help="make anew or retire what can be")
+    where = checking.add_mutually_exclusive_group()
+    where.add_argument("--vllm", metavar="VERSION", help='this release, or "latest"')
+    where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
+    form = checking.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="for programs")
+    form.add_argument(
+        "--format",
+        choices=("text", "github"),
+        default="text",
+        help="github: with annotations of files and lines; default: %(default)s",
+    )
 
 
 class _Parser(argparse.ArgumentParser):

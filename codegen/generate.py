@@ -75,7 +75,8 @@ class Generator:
             module = part.module
             by_ruff = follows_ruff(module.source)
             patched = rewrite(module.source, part.edits, module.path, by_ruff)
-            _check(modules, part, patched)
+            result = Module(module.name, module.path, patched)
+            _check(modules, part, result)
             stem = PurePosixPath(module.path).stem
             header = render(
                 "header.py",
@@ -89,7 +90,7 @@ class Generator:
             )
             if "\r\n" in module.source:
                 header = header.replace("\n", "\r\n")
-            output = header + relocate(patched, set(stems) - {stem}, stem, by_ruff)
+            output = header + relocate(result, set(stems) - {stem}, by_ruff)
             _check_compiles(output, module.path)
             name = f"{stem}.py"
             files.append(Generated(name, module.path, module.source, patched, output))
@@ -100,16 +101,13 @@ class Generator:
         return Result(plan.family, plan.state, plan.reason, tuple(files), entry, plan.faults)
 
 
-def _check(modules: Modules, part: FilePlan, patched: str) -> None:
-    """Refuse a file that could not be imported or names something that is not there."""
-    path = part.module.path
-    result = Module(part.module.name, path, patched)
-    _check_compiles(patched, path)
+def _check(modules: Modules, part: FilePlan, result: Module) -> None:
+    """Refuse a file that names something that is not there."""
     added = {e.name for e in part.edits if isinstance(e, AddImport)}
-    faults = new_name_faults(part.module.source, patched)
+    faults = new_name_faults(part.module.source, result.source)
     faults += unresolved_imports(modules, result, only=added)
     if faults:
-        raise Refusal(f"the patched file would not be sound: {'; '.join(faults)}", path)
+        raise Refusal(f"the patched file would not be sound: {'; '.join(faults)}", result.path)
 
 
 def _check_compiles(source: str, path: str) -> None:

@@ -6,6 +6,8 @@ import argparse
 
 from ..errors import Exit
 from ..generate import Generator
+from ..planning.family import by_kind
+from ..planning.plan import State
 from ..speech import say
 from .common import describe, exit_of, print_json, source_tree, targets
 
@@ -24,5 +26,9 @@ def run(options: argparse.Namespace) -> Exit:
         say(tree.origin)
         width = max(len(r.family.name) for r in results)
         for r in results:
-            say(f"  {r.family.name:<{width}}  {r.state.value:<14}  {r.reason}")
+            faulty = r.state is State.REPAIRED
+            reason = "" if faulty else r.reason
+            say(f"  {r.family.name:<{width}}  {r.state.value:<17}  {reason}".rstrip())
+            for line in by_kind(r.faults) if faulty else ():
+                say(f"  {'':<{width}}    {line}")
     return max(exit_of(r) for r in results)

@@ -53,6 +53,10 @@ class Manifest(NamedTuple):
         """The manifest with one family's entry put in or replaced."""
         return Manifest(self.vllm, {**self.families, name: entry})
 
+    def without_family(self, name: str) -> Manifest:
+        """The manifest without one family's entry."""
+        return Manifest(self.vllm, {n: e for n, e in self.families.items() if n != name})
+
     def dump(self) -> str:
         """The manifest as TOML, the same text for the same content."""
         families = {
@@ -100,6 +104,9 @@ def _parse(table: dict[str, Any], path: Path, vllm: str, advice: str) -> Manifes
         raise EnvironmentFault(f"{path} has format {table['format']}, not {FORMAT}", advice)
     if table["vllm"] != vllm:
         raise EnvironmentFault(f"{path} is for vLLM {table['vllm']}, not {vllm}", advice)
+    names = [name for entry in table["families"].values() for name in entry["files"]]
+    if any(set(name) & set("/\\:\0") or name in (".", "..") for name in names):
+        raise ValueError("not the name of a file in this folder")
     return Manifest(
         vllm,
         {

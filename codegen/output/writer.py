@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import EnvironmentFault, Exit, Fault
-from .manifest import NAME, Manifest
+from .manifest import NAME, FamilyEntry, Manifest, load
 
 
 class EditedByHand(Fault):
@@ -56,7 +56,47 @@ def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
     )
 
 
-def is_current(folder: Path, files: dict[str, str], after: Manifest) -> bool:
+def write_family(
+    folder: Path, vllm: str, name: str, entry: FamilyEntry, files: dict[str, str], force: bool
+) -> bool:
+    """Write a family's files and its part of the manifest to OUT/<vllm>; whether that changed it.
+
+    Raises:
+        EditedByHand, EnvironmentFault: as `write_set`, `locked` and `manifest.load` do.
+    """
+    if _is_current(folder, files, load(folder, vllm).with_family(name, entry)):
+        return False
+    with locked(folder.parent):
+        before = load(folder, vllm)
+        return write_set(folder, files, before, before.with_family(name, entry), force)
+
+
+def retire_family(folder: Path, vllm: str, name: str) -> None:
+    """Take a family out of OUT/<vllm>: its part of the manifest, then its files.
+
+    What is left is a manifest, maybe of no family: for this vLLM nothing is needed.
+
+    Raises:
+        EditedByHand, EnvironmentFault: as `write_family`.
+    """
+    with locked(folder.parent):
+        before = load(folder, vllm)
+        entry = before.families.get(name)
+        names = list(entry.files) if entry else []
+        try:
+            for file in names:
+                data = _read(folder / file)
+                if data is not None and digest(data) != before.recorded(file):
+                    raise EditedByHand(f"{folder / file} was edited by hand", "Move it away.")
+            # nothing is served from a file that the manifest does not list
+            write_set(folder, {}, before, before.without_family(name), force=False)
+            for file in names:
+                (folder / file).unlink(missing_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+
+
+def _is_current(folder: Path, files: dict[str, str], after: Manifest) -> bool:
     """Whether a folder holds these files and this manifest already; then no lock is needed."""
     wanted = {**files, NAME: after.dump()}
     try:
@@ -90,17 +130,44 @@ def write_set(
         if not force:
             _refuse_edited(folder, files, present, before)
         changed = {n: c.encode() for n, c in wanted.items() if present[n] != c.encode()}
-        for name in wanted:
-            # of a run that was killed: we hold the lock
-            for left in folder.glob(f".{name}.*.tmp"):
-                left.unlink()
         if changed:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _staged(folder, changed) as staged:
-                _move(folder, staged, present)
+            _make(folder)
+        clear(folder, wanted)
+        _replace(folder, changed, present, mode=0o644)
     except OSError as error:
         raise _unwritable(folder, error) from None
     return bool(changed)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder that only its owner can write to, whatever the umask says: code is served."""
+    for path in (*reversed(folder.parents), folder):
+        path.mkdir(mode=0o755, exist_ok=True)
+
+
+def replace_files(folder: Path, contents: dict[str, bytes]) -> None:
+    """Replace files of a folder, all or none of them. They keep their permissions.
+
+    Raises:
+        OSError: one could not be written; all are as before.
+    """
+    clear(folder, contents)
+    _replace(folder, contents, {name: _read(folder / name) for name in contents}, mode=None)
+
+
+def clear(folder: Path, names: Iterable[str]) -> None:
+    """Remove what a run left that was killed: we hold the lock."""
+    for name in names:
+        for left in folder.glob(f".{name}.*.tmp"):
+            left.unlink()
+
+
+def _replace(
+    folder: Path, contents: dict[str, bytes], present: dict[str, bytes | None], mode: int | None
+) -> None:
+    if contents:
+        with _staged(folder, contents, mode) as staged:
+            _move(folder, staged, present)
 
 
 def _read(path: Path) -> bytes | None:
@@ -125,7 +192,9 @@ def _refuse_edited(
 
 
 @contextlib.contextmanager
-def _staged(folder: Path, contents: dict[str, bytes]) -> Iterator[dict[str, Path]]:
+def _staged(
+    folder: Path, contents: dict[str, bytes], mode: int | None
+) -> Iterator[dict[str, Path]]:
     import tempfile  # most runs change nothing
 
     staged: dict[str, Path] = {}
@@ -138,11 +207,18 @@ def _staged(folder: Path, contents: dict[str, bytes]) -> Iterator[dict[str, Path
                 stream.flush()
                 os.fsync(stream.fileno())
             # mkstemp makes files that only the owner can read; servers run as others
-            Path(path).chmod(0o644)
+            Path(path).chmod(_mode(folder / name) if mode is None else mode)
         yield staged
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0o644
 
 
 def _move(folder: Path, staged: dict[str, Path], present: dict[str, bytes | None]) -> None:

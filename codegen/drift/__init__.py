@@ -1,0 +1,1 @@
+"""What has become of generated files since they were written: upstream, the tool, or by hand."""

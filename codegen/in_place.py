@@ -1,0 +1,206 @@
+"""Patches the model files of a checkout themselves, and undoes that to the byte.
+
+What the files were like is kept in the user's state folder, one file for each checkout, so that
+`git status` shows the patch and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .analysis.syntax import source_lines
+from .errors import EnvironmentFault
+from .families import Family
+from .generate import Generator, Result
+from .output.writer import EditedByHand, clear, digest, replace_files
+from .source import SourceTree
+
+MODELS = "vllm/model_executor/models"
+FORMAT = 1
+
+
+class Kept(NamedTuple):
+    """A file before it was patched, and after; of a patch that was made anew the last two."""
+
+    family: str
+    original: str
+    patched: tuple[str, ...]
+
+
+class _Is(Enum):
+    """What a file is that has been patched once."""
+
+    ORIGINAL = "as it was"
+    PATCHED = "as the patch left it"
+    OTHER = "something else, without any of the patch"
+    EDITED = "edited since it was patched"
+
+
+class Record:
+    """What was patched in one checkout."""
+
+    def __init__(self, tree: SourceTree) -> None:
+        """Reads the record, empty if nothing was patched; the checkout has to be locked.
+
+        Raises:
+            EnvironmentFault: it cannot be read.
+        """
+        from platformdirs import user_state_dir
+
+        self._root = str(tree.root.resolve())
+        folder = Path(user_state_dir("eplb-codegen", appauthor=False), "in-place")
+        self._path = folder / f"{digest(self._root)[:32]}.json"
+        self.files: dict[str, Kept] = {}
+        try:
+            document: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+            if document["format"] != FORMAT:
+                raise ValueError(f"it has format {document['format']}, not {FORMAT}")
+            for path, (family, original, patched) in document["files"].items():
+                self.files[path] = Kept(family, original, tuple(patched))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EnvironmentFault(
+                f"what was patched in {self._root} cannot be read from {self._path}: {error}",
+                "Restore the files with `git checkout`, and delete that file.",
+            ) from None
+
+        clear(tree.root / MODELS, [path.rpartition("/")[2] for path in self.files])
+
+    @property
+    def families(self) -> list[str]:
+        """The families of which something was patched."""
+        return list(dict.fromkeys(kept.family for kept in self.files.values()))
+
+    def replace(self, files: dict[str, Kept]) -> None:
+        """Put another content on the disk, whole or not at all.
+
+        Raises:
+            EnvironmentFault: it cannot be written.
+        """
+        document = {"format": FORMAT, "root": self._root, "files": files}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if files:
+                replace_files(self._path.parent, {self._path.name: json.dumps(document).encode()})
+            else:
+                self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise EnvironmentFault(f"{self._path} cannot be written: {error.strerror}") from None
+        self.files = files
+
+
+@dataclass(frozen=True)
+class _Overlay(SourceTree):
+    """A tree in which some files have another text."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def read(self, path: str) -> str:
+        return self.texts[path] if path in self.texts else super().read(path)
+
+
+def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tuple[Result, bool]:
+    """Patch the files of a family; what it came to, and whether a file changed.
+
+    A file that was patched before is patched anew from what it was.
+
+    Args:
+        force: give up what was edited since.
+
+    Raises:
+        EditedByHand: a file was edited since it was patched.
+        EnvironmentFault: a file or the record cannot be written.
+    """
+    texts: dict[str, str] = {}
+    for path in (f"{MODELS}/{name}" for name in family.files):
+        if path in record.files and tree.exists(path):
+            kept, found = record.files[path], tree.read(path)
+            state = _state(kept, found)
+            if state is _Is.EDITED and not force:
+                raise EditedByHand(
+                    f"{tree.root / path} was edited since it was patched",
+                    "--force gives up the edit.",
+                )
+            if state in (_Is.PATCHED, _Is.EDITED):
+                texts[path] = kept.original
+    result = Generator(_Overlay(tree.root, tree.version, tree.origin, texts)).generate(family)
+    wanted = {f.upstream: f for f in result.files if f.patched != f.original}
+    present = {path: tree.read(path) for path in wanted}
+    changed = {p: f.patched for p, f in wanted.items() if present[p] != f.patched}
+    if changed:
+        before = dict(record.files)
+        kept_now = {
+            p: Kept(
+                family.name,
+                f.original,
+                (*(before[p].patched[-1:] if p in before else ()), f.patched),
+            )
+            for p, f in wanted.items()
+        }
+        # first, so that a run that is killed can be undone
+        record.replace({**before, **kept_now})
+        try:
+            _write(tree, changed)
+        except BaseException:
+            record.replace(before)
+            raise
+    return result, bool(changed)
+
+
+def revert(tree: SourceTree, record: Record, name: str, force: bool) -> list[str]:
+    """Put back the files of a family as they were; the paths of those that changed.
+
+    Args:
+        force: give up what was edited since.
+
+    Raises:
+        EditedByHand: a file was edited since it was patched, or deleted.
+        EnvironmentFault: a file or the record cannot be written.
+    """
+    before: dict[str, str] = {}
+    for path, kept in record.files.items():
+        if kept.family != name:
+            continue
+        there = tree.exists(path)
+        state = _state(kept, tree.read(path)) if there else _Is.EDITED
+        if state is _Is.EDITED and not force:
+            raise EditedByHand(
+                f"{tree.root / path} was {'edited since it was patched' if there else 'deleted'}",
+                "--force puts back what it was before the patch.",
+            )
+        if state in (_Is.PATCHED, _Is.EDITED):
+            before[path] = kept.original
+    _write(tree, before)
+    record.replace({p: kept for p, kept in record.files.items() if kept.family != name})
+    return list(before)
+
+
+def _state(kept: Kept, found: str) -> _Is:
+    if found == kept.original:
+        return _Is.ORIGINAL
+    if found in kept.patched:
+        return _Is.PATCHED
+    added = set(source_lines(kept.patched[-1])) - set(source_lines(kept.original))
+    return _Is.EDITED if added & set(source_lines(found)) else _Is.OTHER
+
+
+def _write(tree: SourceTree, texts: dict[str, str]) -> None:
+    folder = tree.root / MODELS
+    contents = {path.removeprefix(f"{MODELS}/"): text.encode() for path, text in texts.items()}
+    for name in contents:
+        if (folder / name).is_symlink():
+            raise EnvironmentFault(
+                f"{folder / name} is a link", "Patch the checkout that holds the file."
+            )
+    try:
+        replace_files(folder, contents)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot write to {folder}: {error.strerror or error}",
+            "Give a checkout of your own with --source.",
+        ) from None

@@ -18,6 +18,7 @@ from .syntax import (
     dotted,
     is_empty,
     keyword,
+    names,
     self_attribute,
     statements,
 )
@@ -157,21 +158,56 @@ def _fused_loading(modules: Modules, layer: ClassRef) -> FusedLoading | None:
             inner = _annotated(modules, layer, name[1])
             if inner and "load_weights" in inner.methods:
                 owner, loader = inner, inner.methods["load_weights"]
-    names = {dotted(n).rpartition(".")[2] for n in ast.walk(loader)} | {
-        n.id for n in ast.walk(loader) if isinstance(n, ast.Name)
-    }
-    if not any(dotted(c.func) == "enumerate" and keyword(c, "start") for c in calls(loader)):
+    mentioned = {dotted(n).rpartition(".")[2] for n in ast.walk(loader)}
+    loops = [
+        s
+        for s, _ in statements(loader)
+        if isinstance(s, ast.For)
+        and isinstance(s.iter, ast.Call)
+        and dotted(s.iter.func) == "enumerate"
+        and keyword(s.iter, "start")
+    ]
+    if not loops:
         # up to 0.17 it copies a fused tensor whole, which no rank of several can use
         return None
     return FusedLoading(
         layer=owner.name,
-        fills_replicas=bool(names & _KNOWS_REPLICAS),
-        by_shape="is_fused_checkpoint_transposed" not in names,
+        fills_replicas=all(_fills_replicas(loader, loop) for loop in loops),
+        by_shape="is_fused_checkpoint_transposed" not in mentioned,
     )
 
 
 _KNOWS_REPLICAS = {"num_logical_experts", "num_redundant_experts", "physical_to_logical_map"}
 """Names of which a loader that fills replicas from fused tensors needs one at least."""
+
+
+def _fills_replicas(loader: Function, loop: ast.For) -> bool:
+    """Whether what the loop goes over, or the expert id it loads, comes from one of these names.
+
+    That a name stands elsewhere in the loader, in an assertion for one, says nothing.
+    """
+    known: dict[str, list[ast.expr]] = {}
+    for statement, _ in statements(loader):
+        targets, value = assigned(statement)
+        if isinstance(statement, ast.AugAssign):
+            targets, value = [statement.target], statement.value
+        elif isinstance(statement, ast.For) and statement is not loop:
+            targets, value = [statement.target], statement.iter
+        if value is not None:
+            for name in {n for t in targets for n in names(t)}:
+                known.setdefault(name, []).append(value)
+    pending = [loop.iter]
+    pending += [e for c in calls(loop) if (e := keyword(c, "expert_id"))]
+    seen: set[str] = set()
+    while pending:
+        for node in ast.walk(pending.pop()):
+            name = dotted(node).rpartition(".")[2]
+            if name in _KNOWS_REPLICAS:
+                return True
+            if name not in seen:
+                seen.add(name)
+                pending += known.get(name, [])
+    return False
 
 
 def _annotated(modules: Modules, ref: ClassRef, attribute: str) -> ClassRef | None:

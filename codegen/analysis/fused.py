@@ -28,7 +28,10 @@ def fused_ranges(method: Method) -> Iterator[FusedRange]:
             handed = {index, dotted(targets[0])}
             loads = _weight_loader_calls(method, loop.body)
             if any(handed <= _arguments(call) for call in loads):
-                count, wraps = loop.iter.args[0], _wraps(value)
+                count = loop.iter.args[0]
+                # beyond the logical experts, or no replica has its turn
+                modulus = _modulus(value)
+                wraps = modulus is not None and ast.dump(modulus) != ast.dump(count)
                 yield FusedRange(method, loop, index, count, part, value, wraps)
 
 
@@ -49,22 +52,23 @@ def local_slices(method: Method) -> Iterator[LocalSlice]:
                 continue
             if len(pieces) > 1:
                 raise Refusal("experts are taken out of a tensor twice", method.where(statement))
-            yield LocalSlice(method, statement, pieces[0], _wraps(pieces[0]))
+            yield LocalSlice(method, statement, pieces[0], _modulus(pieces[0]) is not None)
         elif "expert_map" in {n.id for n in ast.walk(value) if isinstance(n, ast.Name)} and any(
             isinstance(n, ast.Attribute) and n.attr == "nonzero" for n in ast.walk(value)
         ):
             physical.add(dotted(targets[0]))
 
 
-def _wraps(subscript: ast.Subscript) -> bool:
-    """Whether the index is taken modulo something."""
-    return isinstance(subscript.slice, ast.BinOp) and isinstance(subscript.slice.op, ast.Mod)
+def _modulus(subscript: ast.Subscript) -> ast.expr | None:
+    """The `n` of `tensor[name % n]`."""
+    index = subscript.slice
+    return index.right if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Mod) else None
 
 
 def _index(subscript: ast.Subscript) -> str:
     """The name that stands in `tensor[name]` or in `tensor[name % n]`."""
     index = subscript.slice
-    if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Mod):
+    if isinstance(index, ast.BinOp) and _modulus(subscript):
         index = index.left
     return dotted(index)
 

@@ -30,7 +30,12 @@ def _takes_apart(function: Function) -> bool:
     names = {dotted(c.func).rpartition(".")[2] for c in calls(function)}
     names |= {c.func.attr for c in calls(function) if isinstance(c.func, ast.Attribute)}
     yields = any(isinstance(n, ast.Yield) for n in ast.walk(function))
-    return yields and "unbind" in names
+    experts = any(
+        isinstance(n, ast.Constant) and "experts." in str(n.value)
+        for s in function.body
+        for n in ast.walk(s)
+    )
+    return yields and experts and "unbind" in names
 
 
 def constant_argument(builds: Builds, anatomy: Anatomy, name: str) -> object:

@@ -130,11 +130,11 @@ class Module:
             return self._definitions.get(name)
         line, text = found[0]
         try:
-            node = ast.parse(text).body[0]
+            # the empty lines give every node the line number that it has in the file
+            node = ast.parse("\n" * (line - 1) + text).body[0]
         except SyntaxError:
             _ = self.tree
             return self._definitions.get(name)
-        ast.increment_lineno(node, line - 1)
         return node if isinstance(node, Function | ast.ClassDef) else None
 
     def _import_statements(self) -> ast.Module:

@@ -13,13 +13,16 @@ from .builds import Builds
 from .capabilities import Capabilities, StateSetting
 from .layers import splits_fused
 from .modules import MODELS, ClassRef, Modules
+from .placeholders import asks_placeholder, layer_name
 from .syntax import (
     Function,
     assigned,
     calls,
     dotted,
     is_empty,
+    names,
     own_calls,
+    parameters,
     self_attribute,
     statements,
 )
@@ -115,8 +118,12 @@ def _loading_faults(modules: Modules, found: Anatomy, offered: Capabilities) -> 
     for loop in loading.loops:
         if loop.stop in (Stop.FIRST, Stop.SUCCESS):
             yield Fault(Kind.SECOND_REPLICA, loop.method, loop.loop)
-        switched = loading.switch(loop.method, loop.mapping)
-        if switched and not (loading.ranges or loading.slices):
+        hands = loading.hands(loop) if loop.mapping in parameters(loop.method.function) else []
+        switched = [
+            *(loading.switch(hand.tensors.method, hand.argument) for hand in hands),
+            loading.switch(loop.method, loop.mapping),
+        ]
+        if any(switched) and not (loading.ranges or loading.slices):
             raise Refusal("how fused tensors are taken apart was not found", loop.where)
     for part in loading.ranges:
         if not part.wraps:
@@ -148,8 +155,11 @@ def _forwards(modules: Modules, wrapper: ClassRef, attribute: str) -> bool:
 def _protocol_faults(
     modules: Modules, builds: Builds, found: Anatomy, offered: Capabilities, holder: ClassRef
 ) -> Iterator[Fault]:
-    for method in _setting(modules, builds, holder):
+    setting = list(_setting(modules, builds, holder))
+    _check_members(modules, offered, holder, setting)
+    for method in setting:
         yield from _unguarded(method, found.layers)
+        yield from _counts_all(method, found.layers)
         yield from _raises_without(method)
     update = _own_method(modules, holder, _UPDATE)
     if update is not None:
@@ -170,6 +180,39 @@ def _setting(modules: Modules, builds: Builds, holder: ClassRef) -> Iterator[Met
                 yield reached
 
 
+def _check_members(
+    modules: Modules, offered: Capabilities, holder: ClassRef, setting: list[Method]
+) -> None:
+    """Refuse a class that says it is a MixtureOfExperts, and has not what makes it one.
+
+    As 0.33.0's MiMo-V2: vLLM passes over it, and nothing is balanced.
+    """
+    known = {name for method in setting for name in _always_set(method.function.body)}
+    for owner in modules.lineage(holder):
+        known |= {*owner.methods}  # properties
+    # set_eplb_state sets these
+    if missing := sorted(offered.protocol.members - known - {"expert_weights"}):
+        raise Refusal(f"{holder.name} does not set {', '.join(missing)}", holder.where)
+
+
+def _always_set(body: list[ast.stmt]) -> set[str]:
+    """The attributes of `self` that are set however the branches go that do not end the method."""
+    found: set[str] = set()
+    for statement in body:
+        found |= {self_attribute(t) for t in assigned(statement)[0]}
+        if isinstance(statement, ast.With):
+            found |= _always_set(statement.body)
+        elif isinstance(statement, ast.If):
+            ways = [b for b in (statement.body, statement.orelse) if not _ends(b)]
+            if ways:
+                found |= set.intersection(*map(_always_set, ways))
+    return found
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise)
+
+
 def _own_method(modules: Modules, ref: ClassRef, name: str) -> Method | None:
     """A method that stands in a model file, and not in the protocol."""
     reached = modules.method(ref, name)
@@ -181,79 +224,86 @@ def _own_method(modules: Modules, ref: ClassRef, name: str) -> Method | None:
 def _unguarded(method: Method, layers: str) -> Iterator[Fault]:
     """Loops over all layers that read an attribute of those that stand for other stages."""
     for loop, _ in statements(method.function):
-        if not (isinstance(loop, ast.For) and isinstance(loop.target, ast.Name)):
+        name = layer_name(loop, layers)
+        if not name:
             continue
+        assert isinstance(loop, ast.For)
         collects = any(
             isinstance(n, ast.Attribute) and n.attr in ("moe_layers", "moe_mlp_layers", "experts")
             for statement in loop.body
             for n in ast.walk(statement)
         )
-        over_all = dotted(loop.iter).endswith(f".{layers}")
-        if collects and over_all and not _guarded(loop.body, loop.target.id):
+        if collects and asks_placeholder(loop.body, name):
             yield Fault(Kind.REACH, method, loop)
 
 
-def _guarded(body: list[ast.stmt], layer: str) -> bool:
-    """Whether nothing asks a layer for what `PPMissingLayer` does not have."""
-    for statement in body:
-        if isinstance(statement, ast.If):
-            if isinstance(statement.body[-1], ast.Continue) and _tests_missing(
-                statement.test, layer
-            ):
-                return True
-            first = (
-                statement.test.values[0]
-                if isinstance(statement.test, ast.BoolOp)
-                else (statement.test)
-            )
-            if isinstance(first, ast.Call) and _asks_for(first, layer):
-                continue
-        if _reads(statement, layer):
-            return False
-        for target in assigned(statement)[0]:
-            # moe = getattr(layer, "mlp", None)
-            if isinstance(target, ast.Name) and target.id == layer:
-                return False
-    return True
+def _counts_all(method: Method, layers: str) -> Iterator[Fault]:
+    """A number of MoE layers that is that of the whole model: the loop that finds this stage's.
 
-
-def _tests_missing(test: ast.expr, layer: str) -> bool:
-    return (
-        isinstance(test, ast.Call)
-        and dotted(test.func) == "isinstance"
-        and dotted(test.args[0]) == layer
-        and dotted(test.args[1]).endswith("MissingLayer")
-    )
-
-
-def _asks_for(call: ast.Call, layer: str) -> bool:
-    """`hasattr(layer, ...)`, or `isinstance(layer, <a class>)`, before anything else."""
-    return dotted(call.func) in ("hasattr", "isinstance") and dotted(call.args[0]) == layer
-
-
-def _reads(statement: ast.stmt, layer: str) -> bool:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Attribute) and dotted(node.value) == layer:
-            return True
-        if isinstance(node, ast.Assert) and layer in {
-            n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-        }:
-            return True
-    return False
+    Raises:
+        Refusal: there is no such loop.
+    """
+    body = method.function.body
+    setting = [
+        (s, value)
+        for s in body
+        for targets, value in [assigned(s)]
+        if value is not None and any(self_attribute(t) == "num_moe_layers" for t in targets)
+    ]
+    for statement, value in setting[-1:]:
+        counted = value.args[0] if isinstance(value, ast.Call) and value.args else value
+        known = dotted(counted).endswith((".moe_layers", ".num_moe_layers"))
+        if known or isinstance(value, ast.Constant):
+            continue
+        if not any(layer_name(s, layers) and s.lineno > statement.lineno for s in body):
+            raise Refusal("num_moe_layers is not that of this stage", method.where(statement))
+        yield Fault(Kind.REACH, method, statement)
 
 
 def _raises_without(method: Method) -> Iterator[Fault]:
-    """`if example is None: raise ...`, the example being one of the MoE layers."""
-    for statement, _ in statements(method.function):
-        if (
-            isinstance(statement, ast.If)
-            and isinstance(statement.test, ast.Compare)
-            and isinstance(statement.test.ops[0], ast.Is)
-            and isinstance(statement.test.left, ast.Name)
-            and isinstance(statement.body[-1], ast.Raise)
-            and _is_example(method.function, statement.test.left.id)
-        ):
-            yield Fault(Kind.STAGE, method, statement.body[-1])
+    """`if example is None: raise ...`, the example being one of the MoE layers.
+
+    Raises:
+        Refusal: an example that may be None is read, and what comes of it was not understood.
+    """
+    body = method.function.body
+    maybe_none = dict.fromkeys(
+        dotted(t)
+        for s in body
+        for targets, value in [assigned(s)]
+        if isinstance(value, ast.Constant) and value.value is None
+        for t in targets
+    )
+    for name in (n for n in maybe_none if _is_example(method.function, n)):
+        tested = False
+        for statement in body:
+            if isinstance(statement, ast.If) and name in names(statement.test):
+                if isinstance(statement.body[-1], ast.Raise):
+                    if not _is_none(statement.test, name):
+                        raise Refusal("this is raised in some cases only", method.where(statement))
+                    yield Fault(Kind.STAGE, method, statement.body[-1])
+                tested |= isinstance(statement.body[-1], ast.Raise | ast.Return)
+            elif isinstance(statement, ast.Assert) and name in names(statement):
+                raise Refusal("a stage without MoE layers fails here", method.where(statement))
+            elif not tested and any(
+                isinstance(n, ast.Attribute) and dotted(n.value) == name
+                for n in ast.walk(statement)
+                if not isinstance(statement, ast.For)
+            ):
+                raise Refusal(
+                    f"{name} is read without a look whether there is one", method.where(statement)
+                )
+
+
+def _is_none(test: ast.expr, name: str) -> bool:
+    """`name is None`, or `not name`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return dotted(test.operand) == name
+    return (
+        isinstance(test, ast.Compare)
+        and dotted(test.left) == name
+        and isinstance(test.ops[0], ast.Is)
+    )
 
 
 def _is_example(function: Function, name: str) -> bool:
@@ -275,6 +325,8 @@ def _update_faults(update: Method, found: Anatomy) -> Iterator[Fault]:
     for statement in body:
         if any(dotted(c.func) == forwarded for c in own_calls(statement)):
             set_here = {self_attribute(t) for s in body for t in assigned(s)[0]}
+            # or it is a property, which asks the language model
+            set_here |= {*update.owner.methods}
             if "num_physical_experts" not in set_here:
                 yield Fault(Kind.STALE, update, statement)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -37,7 +38,7 @@ def source_lines(source: str) -> list[str]:
 
     `str.splitlines` also splits at form feeds and at Unicode's separators.
     """
-    return [line.decode() for line in source.encode().splitlines(keepends=True)]
+    return list(io.StringIO(source, newline=""))
 
 
 def dotted(node: ast.AST) -> str:
@@ -71,6 +72,15 @@ def assigned(statement: ast.stmt) -> tuple[list[ast.expr], ast.expr | None]:
 def calls(node: ast.AST) -> Iterator[ast.Call]:
     """Every call in `node`, itself included."""
     return (child for child in ast.walk(node) if isinstance(child, ast.Call))
+
+
+def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import below `node` in source order, those in functions and branches included."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child
+        elif not isinstance(child, ast.expr):  # an expression holds no statement
+            yield from imports(child)
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

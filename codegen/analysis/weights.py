@@ -115,6 +115,10 @@ class FusedRange(NamedTuple):
     wraps: bool
     """Whether it is `tensor[expert_id % n]`: the ids are physical, and replicas find their part."""
 
+    @property
+    def where(self) -> str:
+        return self.method.where(self.loop)
+
 
 class LocalSlice(NamedTuple):
     """`weight = weight[indices]`, the indices taken from the expert map: physical ids."""

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ..analysis.modules import ClassRef, Module, Modules, absolute
-from ..analysis.syntax import Function, assigned, dotted, self_attribute, statements
+from ..analysis.syntax import Function, assigned, dotted, imports, self_attribute, statements
 
 
 def unresolved_imports(modules: Modules, module: Module, only: set[str] | None = None) -> list[str]:
@@ -16,12 +16,12 @@ def unresolved_imports(modules: Modules, module: Module, only: set[str] | None =
         only: look at these names alone.
     """
     missing = []
-    for node in ast.walk(module.tree):
+    for node in imports(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("vllm.") and modules.get(alias.name) is None:
                     missing.append(f"line {node.lineno}: no module {alias.name}")
-        elif isinstance(node, ast.ImportFrom):
+        else:
             name = absolute(module, node)
             if name.partition(".")[0] != "vllm":
                 continue

@@ -5,29 +5,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from ..analysis.modules import MODELS
-from ..analysis.syntax import source_lines
+from ..analysis.modules import Module, absolute
+from ..analysis.syntax import imports, source_lines
 from ..rewrite import style
 
 
-def relocate(source: str, beside: Iterable[str], name: str, by_ruff: bool) -> str:
-    """The source with `from .x import y` as `from vllm.model_executor.models.x import y`.
+def relocate(module: Module, beside: Iterable[str], by_ruff: bool) -> str:
+    """A module's source with `from .x import y` as `from vllm.model_executor.models.x import y`.
 
     Args:
-        source: a file of vllm/model_executor/models.
+        module: one of vllm.model_executor.models.
         beside: modules generated into the same folder; imports of these stay relative.
-        name: the module's own name below `vllm.model_executor.models`.
         by_ruff: whether the file follows ruff's style or yapf's.
     """
     stay = set(beside)
-    package = f"{MODELS}.{name}".split(".")[:-1]
-    lines = source_lines(source)
-    newline = "\r\n" if "\r\n" in source else "\n"
-    for node in sorted(ast.walk(ast.parse(source)), key=lambda n: -getattr(n, "lineno", 0)):
+    lines = source_lines(module.source)
+    newline = "\r\n" if "\r\n" in module.source else "\n"
+    for node in sorted(imports(module.tree), key=lambda n: -n.lineno):
         if not isinstance(node, ast.ImportFrom) or not node.level or node.module in stay:
             continue
-        base = package[: len(package) - node.level + 1]
-        target = ".".join([*base, node.module] if node.module else base)
+        target = absolute(module, node)
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         text = "".join(lines[first : last + 1])
         old = f"from {'.' * node.level}{node.module or ''} import"

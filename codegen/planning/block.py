@@ -105,7 +105,7 @@ def plan_inherited_block(
     edge = next(e for e in builds.edges(anatomy.causal) if e.attribute == anatomy.model)
     module = anatomy.causal.module
     init = anatomy.causal.methods.get("__init__")
-    if init is None:
+    if init is None or edge.statement not in module.paths:  # a base's, of another file
         raise Refusal(f"{anatomy.causal.name} has no constructor of its own", anatomy.causal.where)
     code = render(
         "inherited_block_check.py",

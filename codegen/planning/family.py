@@ -10,7 +10,8 @@ from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities, capabilities, expert_layer_class
 from ..analysis.modules import MODELS, ClassRef, Module, Modules
 from ..analysis.registry import served_classes
-from ..analysis.soundness import Fault, faults
+from ..analysis.soundness import Fault, Kind, faults
+from ..analysis.syntax import Function
 from ..errors import Refusal
 from ..families import Family
 from .block import plan_block, plan_inherited_block
@@ -98,17 +99,17 @@ def plan_family(modules: Modules, family: Family) -> Plan:
     ]
     listed = tuple(faulty)
     reasons = [f"{', '.join(added)}: not a MixtureOfExperts in vLLM"] if added else []
-    reasons += [f"{what} ({', '.join(where)})" for what, where in _by_kind(listed).items()]
+    reasons += by_kind(listed)
     state = State.ADDED if added else State.REPAIRED
     return Plan(family, state, "; ".join(reasons), tuple(plans), listed)
 
 
-def _by_kind(listed: Iterable[Fault]) -> dict[str, list[str]]:
-    """What is wrong -> where, the folder of the model files left out."""
-    found: dict[str, list[str]] = {}
+def by_kind(listed: Iterable[Fault]) -> list[str]:
+    """What is wrong and where, a line for each kind; the folder of the model files left out."""
+    found: dict[Kind, list[str]] = {}
     for fault in listed:
-        found.setdefault(fault.kind.what, []).append(fault.where.rpartition("/")[2])
-    return found
+        found.setdefault(fault.kind, []).append(fault.where.rpartition("/")[2])
+    return [f"{kind.slug}: {kind.what} ({', '.join(at)})" for kind, at in found.items()]
 
 
 def _check_once(module: Module) -> None:
@@ -119,6 +120,13 @@ def _check_once(module: Module) -> None:
             if node.name in seen:
                 raise Refusal(f"class {node.name} is defined twice", module.where(node))
             seen.add(node.name)
+            for statement in node.body:
+                if isinstance(statement, ast.If | ast.Try) and any(
+                    isinstance(n, Function) for n in ast.walk(statement)
+                ):
+                    raise Refusal(
+                        f"{node.name} has methods in some cases only", module.where(statement)
+                    )
 
 
 def _plan_served(

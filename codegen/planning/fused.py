@@ -21,6 +21,8 @@ def plan_fused(draft: Draft, anatomy: Anatomy, per_expert: MappingCall) -> None:
             continue
         module = draft.editable(found.method, found.loop)
         count = module.text(found.num_experts)
+        if not dotted(found.num_experts):
+            raise Refusal(f"{count} is not the number of experts by name", found.where)
         if not _has_redundant_attribute(anatomy):
             raise Refusal(
                 f"{found.method.owner.name} does not know the number of redundant experts",

@@ -9,6 +9,7 @@ from ..analysis.anatomy import Anatomy
 from ..analysis.builds import Builds
 from ..analysis.capabilities import Capabilities
 from ..analysis.modules import Modules
+from ..analysis.placeholders import layer_name
 from ..analysis.soundness import Fault, Kind
 from ..analysis.syntax import assigned, self_attribute
 from ..errors import Refusal
@@ -49,12 +50,21 @@ def _plan_protocol_repair(draft: Draft, found: Anatomy, fault: Fault) -> None:
     if not draft.can_edit(method.owner):
         raise Refusal(f"{fault.kind.what}, in a file that the family does not list", fault.where)
     path = module.paths[fault.node]
-    if fault.kind is Kind.REACH:
-        assert isinstance(fault.node, ast.For) and isinstance(fault.node.target, ast.Name)
+    if fault.kind is Kind.REACH and not isinstance(fault.node, ast.For):
+        loop = next(
+            s
+            for s in method.function.body
+            if layer_name(s, found.layers) and s.lineno > fault.node.lineno
+        )
+        code = "self.num_moe_layers = len(self.moe_layers)\n"
+        draft.add(module, Insert(module.paths[loop], code, behind=True))
+    elif fault.kind is Kind.REACH:
+        assert isinstance(fault.node, ast.For)
         first = module.paths[fault.node.body[0]]
+        layer = layer_name(fault.node, found.layers)
         draft.add(
             module,
-            Insert(first, render("missing_layer.py", layer=fault.node.target.id)),
+            Insert(first, render("missing_layer.py", layer=layer)),
             AddImport(".utils", "PPMissingLayer"),
         )
     elif fault.kind is Kind.STAGE and isinstance(fault.node, ast.Raise):

@@ -196,10 +196,13 @@ class _Rewriter(cst.CSTTransformer):
 
 
 class _BareBlankLines(cst.CSTTransformer):
-    """Blank lines without the indentation that a deeper place would give them."""
+    """Blank lines between statements without the indentation of the place where they go.
+
+    Those in the blocks of the new statements have none, in a template as in what is parsed.
+    """
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        return not isinstance(node, cst.BaseExpression | cst.BaseSmallStatement)
+        return not isinstance(node, cst.BaseExpression | cst.BaseSmallStatement | cst.IndentedBlock)
 
     def leave_EmptyLine(self, original: cst.EmptyLine, updated: cst.EmptyLine) -> cst.EmptyLine:
         return updated if updated.comment else updated.with_changes(indent=False)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..analysis.syntax import StatementPath
 
 
-@dataclass(frozen=True)
-class Insert:
+class Insert(NamedTuple):
     """New statements before or behind one that stays. A blank first line of `code` is kept."""
 
     path: StatementPath
@@ -17,16 +15,14 @@ class Insert:
     behind: bool = False
 
 
-@dataclass(frozen=True)
-class Replace:
+class Replace(NamedTuple):
     """New statements in the place of one; comments above it stay."""
 
     path: StatementPath
     code: str
 
 
-@dataclass(frozen=True)
-class AddArguments:
+class AddArguments(NamedTuple):
     """Keyword arguments at the end of a call in a statement."""
 
     path: StatementPath
@@ -34,8 +30,7 @@ class AddArguments:
     arguments: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class ReplaceArgument:
+class ReplaceArgument(NamedTuple):
     """Another name in the place of one that a call in a statement gets as an argument."""
 
     path: StatementPath
@@ -44,8 +39,7 @@ class ReplaceArgument:
     new: str
 
 
-@dataclass(frozen=True)
-class SetLoop:
+class SetLoop(NamedTuple):
     """What a `for` goes over, and its target where that changes."""
 
     path: StatementPath
@@ -53,16 +47,14 @@ class SetLoop:
     target: str | None = None
 
 
-@dataclass(frozen=True)
-class AddBase:
+class AddBase(NamedTuple):
     """A base class behind those that a class has."""
 
     path: StatementPath
     base: str
 
 
-@dataclass(frozen=True)
-class AddImport:
+class AddImport(NamedTuple):
     """`from module import name`, the module as the file writes it (".utils", "vllm.config")."""
 
     module: str

@@ -49,9 +49,15 @@ def test_usage(run: Any, arguments: str, code: int, says: str) -> None:
         ("qwen2_moe", OLD, 0, r"qwen2_moe: written: qwen2_moe\.py", ["qwen2_moe"]),
         ("qwen2_moe.py", OLD, 0, r"qwen2_moe: written: qwen2_moe\.py", ["qwen2_moe"]),
         ("llama4", OLD, 0, r"written: llama4\.py, mllama4\.py", ["llama4", "mllama4"]),
-        ("qwen3_moe", NEW, 0, "native.*Qwen3MoeForCausalLM", []),
+        ("qwen3_moe", NEW, 0, r"qwen3_moe: written: qwen3_moe\.py", ["qwen3_moe"]),
         ("--all", OLD, 0, "file absent", ["llama4", "mllama4", "qwen2_moe", "qwen3_moe"]),
-        ("--all", NEW, 0, "native", ["qwen2_moe"]),
+        (
+            "--all",
+            NEW,
+            0,
+            "written",
+            ["llama4", "mllama4", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe"],
+        ),
         ("qwen3_vl_moe", OLD, 3, r"models/qwen3_vl_moe\.py is not there", []),
         ("no_such_model", OLD, 3, r"models/no_such_model\.py is not there", []),
         ("llama", OLD, 3, r"models/llama\.py:\d+: .*experts.*Dense models", []),
@@ -125,13 +131,39 @@ def test_list_for_programs(run: Any) -> None:
     done = run("list", "--json", "--vllm", NEW)
     document = json.loads(done.out)
     assert (done.code, done.err, document["vllm"]) == (0, "", NEW)
-    assert {t["family"]: (t["state"], t["files"]) for t in document["targets"]} == {
+    targets = {t["family"]: t for t in document["targets"]}
+    assert {name: (t["state"], t["files"]) for name, t in targets.items()} == {
         "qwen2_moe": ("added by us", ["qwen2_moe.py"]),
-        "qwen3_moe": ("native", []),
-        "qwen3_vl_moe": ("native", []),
-        "llama4": ("native", []),
+        "qwen3_moe": ("native but faulty", ["qwen3_moe.py"]),
+        "qwen3_vl_moe": ("native but faulty", ["qwen3_vl_moe.py"]),
+        "llama4": ("native but faulty", ["llama4.py", "mllama4.py"]),
     }
-    assert all(t["reason"] for t in document["targets"])
+    assert all(t["reason"] for t in targets.values())
+    assert targets["qwen2_moe"]["faults"] == []
+    first = targets["qwen3_moe"]["faults"][0]
+    assert (first["name"], list(first)) == ("fused-replicas", ["name", "what", "where", "effect"])
+    assert first["where"].startswith("vllm/model_executor/models/qwen3_moe.py:")
+
+
+def test_list_tells_the_four_states_apart(run: Any, checkout: Callable[..., Path]) -> None:
+    """And of a faulty one what is wrong with it, where, a line for each fault."""
+    models = "vllm/model_executor/models"
+    checkout("0.24.0", changes={f"{models}/qwen3_vl_moe.py": None})
+    broken = (run.folder / "src" / models / "llama4.py").read_text()
+    broken = broken.replace("[\n                            local_expert_indices\n", "[(\n", 1)
+    (run.folder / "src" / models / "llama4.py").write_text(broken)
+    done = run("list", "--source", "src")
+    lines = done.out.splitlines()[1:]
+    states = [line for line in lines if not line.startswith("     ")]
+    assert [re.split("  +", line.strip())[:2] for line in states[:3]] == [
+        ["qwen2_moe", "added by us"],
+        ["qwen3_moe", "native but faulty"],
+        ["qwen3_vl_moe", "file absent"],
+    ]
+    assert done.code == 3 and re.match(r" +llama4 +not recognised +.*llama4\.py", states[3])
+    told = [line.split()[0] for line in lines if line.startswith("     ")]
+    assert told[:4] == ["second-replica:", "empty-stage:", "other-stages:", "doubled-weights:"]
+    assert re.search(r"other-stages: .*\(qwen3_moe\.py:\d+\)", done.out)
 
 
 def test_apply_for_programs(run: Any) -> None:

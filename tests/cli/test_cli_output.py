@@ -65,7 +65,7 @@ def test_the_diff_is_a_patch(
         assert all(after[path] == file.patched.encode() for path, file in files.items())
     else:  # what the tool itself writes of this source says what is right
         (shown,) = (t for t in targets(run, version) if t["family"] == "qwen2_moe")
-        assert shown["state"] == "native"
+        assert shown["state"] == "native and sound"
 
 
 def cut_newline(data: bytes) -> bytes:
@@ -97,8 +97,12 @@ def test_the_diff_of_what_is_refused_goes_to_standard_error(
     assert "refused" not in done.out and bool(done.out) == ("qwen2_moe" in targets)
 
 
-def test_nothing_to_show_is_no_difference(run: Any) -> None:
-    done = run("apply", "--diff", "qwen3_moe", "--vllm", "0.33.0")
+def test_nothing_to_show_is_no_difference(
+    run: Any, checkout: Callable[..., Path], results: Callable[[str], Any]
+) -> None:
+    (file,) = results("0.33.0")["qwen3_moe"].files
+    checkout("0.33.0", changes={file.upstream: file.patched.encode()})
+    done = run("apply", "--diff", "qwen3_moe", "--source", "src")
     assert (done.code, done.out, done.err) == (0, "", "")
 
 

@@ -82,6 +82,12 @@ def release(request: pytest.FixtureRequest) -> Iterator[Release]:
 
 
 @pytest.fixture(scope="session")
+def releases() -> tuple[str, ...]:
+    """Every version that `release` goes through."""
+    return RELEASES
+
+
+@pytest.fixture(scope="session")
 def the_release() -> dict[str, Release]:
     """Single releases by version, for tests that need one or two in particular."""
 

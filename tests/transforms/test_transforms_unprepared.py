@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import transforms_oracle as oracle
 import transforms_real as real
+import transforms_toy as toy
 from eplb_codegen.generate import Generator, Result
 from transforms_real import Case
 
@@ -62,7 +63,7 @@ def results(request: pytest.FixtureRequest) -> tuple[str, dict[str, Result]]:
     generator = Generator(tree)
     found = {}
     for path in sorted((tree.root / real.FOLDER).glob("*.py")):
-        if re.search(r"\bFusedMoE(Factory)?\b", path.read_text(encoding="utf-8")):
+        if re.search(r"\b(Shared)?FusedMoE(Factory)?\b", path.read_text(encoding="utf-8")):
             found[path.stem] = generator.generate(real.family(path.stem))
     return request.param, found
 
@@ -73,11 +74,12 @@ def test_no_traceback_and_a_reason_for_each(results: tuple[str, dict[str, Result
     for name, result in found.items():
         assert result.reason, (version, name)
         if result.state.value == "not recognised":
-            assert result.reason.startswith("vllm/"), (version, name, result.reason)
+            reason = result.reason.partition("whether that is sound: ")[2] or result.reason
+            assert reason.startswith("vllm/"), (version, name, result.reason)
             assert not re.search(r"\bF\d{3}\b|Insert\(|path=", result.reason), (name, result.reason)
 
 
-def test_what_is_added_loads_right(results: tuple[str, dict[str, Result]]) -> None:
+def test_what_is_added_or_repaired_loads_right(results: tuple[str, dict[str, Result]]) -> None:
     version, found = results
     tree = real.release(version)
     tried = 0
@@ -102,15 +104,40 @@ def test_what_is_added_loads_right(results: tuple[str, dict[str, Result]]) -> No
         for shape in oracle.SHAPES:
             fake.hf = CONFIG | {"moe_num_experts": shape[0]}
             assert real.run(fake, case, tensors, [shape]) == [], (version, name)
+        if result.faults:
+            fake.hf = CONFIG | {"moe_num_experts": toy.STAGE.experts}
+            with fake.installed():
+                cls = getattr(fake.load(case.family), case.cls)
+                assert toy.members(fake, fake.build(cls, toy.STAGE)) == [], (version, name)
         tried += 1
     assert tried or version in ("0.33.0",)
 
 
-def test_what_says_it_is_a_mixture_of_experts_is_native(
+def test_of_what_says_it_is_a_mixture_of_experts_it_is_told_whether_that_is_sound(
     results: tuple[str, dict[str, Result]],
 ) -> None:
-    """By the bases of the class that the file defines, whatever else is in it."""
+    """By the bases of the class that the file defines, whatever else is in it.
+
+    Faulty, and repaired, or why that was not found out: never sound where nobody has looked.
+    """
     version, found = results
     for name in ("deepseek_v2", "qwen3_next", "qwen3_moe", "lfm2_moe", "glm4_moe"):
-        if name in found and version != "0.10.0":
-            assert found[name].state.value == "native", (version, name, found[name].reason)
+        if name not in found or version == "0.10.0":
+            continue
+        result = found[name]
+        if name == "qwen3_moe":
+            assert result.state.value == "native but faulty"
+        else:
+            assert result.state.value == "not recognised"
+            assert re.match(
+                r"\w+ is a MixtureOfExperts by vLLM itself, but it was not found out whether "
+                r"that is sound: vllm/.*\.py:\d+: ",
+                result.reason,
+            ), (version, name, result.reason)
+
+
+def test_a_class_without_its_members_is_not_taken_for_sound() -> None:
+    """0.33.0's MiMo-V2 has the protocol among its bases and nothing of it: vLLM passes over it."""
+    result = real.of_release("0.33.0", "mimo_v2")
+    assert result.state.value == "not recognised" and not result.files
+    assert "does not set" in result.reason and "num_moe_layers" in result.reason

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -21,6 +22,8 @@ from typing import Any, ClassVar
 MODELS = "vllm.model_executor.models"
 FAKED = {"vllm", "torch", "transformers", "einops", "numpy", "PIL", "huggingface_hub", "regex"}
 HIDDEN, INNER = 8, 6
+UNSEEN = {"Llama4VisionModel", "Llama4MultiModalProjector"}
+"""Classes of model files that are left out."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,30 @@ def worlds(shapes: Iterable[tuple[int, int, int]] = SHAPES) -> Iterator[World]:
             yield World(experts, redundant, ep, rank)
 
 
+class Dtype(str):
+    """torch.dtype, by name."""
+
+    __slots__ = ()
+    is_floating_point = True
+
+
+class Device(str):
+    """torch.device, by name."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        return str(self)
+
+
+BF16, FP16, FP8, CPU = Dtype("bf16"), Dtype("fp16"), Dtype("fp8"), Device("cpu")
+
+
 class Indices(list):  # type: ignore[type-arg]
     """An index tensor."""
 
-    device = "cpu"
+    device = CPU
 
     def flatten(self) -> Indices:
         return self
@@ -97,8 +120,8 @@ class Tensor:
     part: str
     ndim: int
     out: int
-    dtype: str = "bf16"
-    device: str = "cpu"
+    dtype: Dtype = BF16
+    device: Device = CPU
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -122,9 +145,20 @@ class Tensor:
         assert dim % self.ndim == self.out, "split along the wrong axis"
         return replace(self, part="gate"), replace(self, part="up")
 
+    def element_size(self) -> int:
+        return 1 if self.dtype == FP8 else 2
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def to(self, target: Any) -> Tensor:
+        return replace(self, dtype=target) if isinstance(target, Dtype) else self
+
     def __getitem__(self, index: Any) -> Tensor:
         assert self.ndim == 3
         if isinstance(index, Indices):
+            # as torch does on a CPU before 2.11
+            assert self.dtype != FP8, "index_cpu not implemented for Float8_e4m3fn"
             return replace(self, experts=tuple(self.experts[i] for i in list(iter(index))))
         return replace(self, experts=(self.experts[index],), ndim=2, out=self.out - 1)
 
@@ -194,6 +228,18 @@ class Param:
         self.got[args] = tensor
 
 
+class Multimodal:
+    """What a multimodal class has from its base."""
+
+    def _mark_tower_model(self, *_: Any) -> Any:
+        return nullcontext()
+
+    _mark_language_model = _mark_tower_model
+
+    def _init_video_pruning(self, _: Any) -> None:
+        pass
+
+
 class Norm(Module):
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -207,6 +253,7 @@ class Recorder:
         self.loader_calls = 0
         self.layers: list[Any] = []
         self.looked_at = 0
+        self.dtypes: set[str] = set()
         self.states: list[tuple[Any, ...]] = []
         self.updated: list[Any] = []
 
@@ -293,6 +340,12 @@ class Machine:
     hf: dict[str, Any] = field(default_factory=dict)
     strict: bool = True
     """Whether blocks must hand on what the world says; upstream's cannot."""
+    told_by_shape: bool = False
+    """Whether the layer tells transposed fused tensors by their shape (0.25 to 0.27)."""
+    layer_loads: bool = False
+    """Whether models leave the loading of experts to the layer (from 0.25)."""
+    layer_fills: bool = False
+    """Whether the layer fills replicas from fused tensors, too."""
     modules: dict[str, ModuleType] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -305,6 +358,7 @@ class Machine:
         parallel = SimpleNamespace(
             enable_eplb=w.eplb,
             enable_expert_parallel=True,
+            enable_multimodal_encoder_data_parallel=False,
             use_sequence_parallel_moe=False,
             pipeline_parallel_size=1,
         )
@@ -320,7 +374,7 @@ class Machine:
             num_hidden_layers=w.layers,
             mlp_only_layers=sorted(w.dense),
             decoder_sparse_step=1,
-            interleave_moe_layer_step=1,
+            interleave_moe_layer_step=self._interleave_step(),
             first_k_dense_replace=0,
             num_experts_per_tok=1,
             hidden_size=HIDDEN,
@@ -360,6 +414,12 @@ class Machine:
         )
         vars(hf).update(self.hf)
         hf.text_config = hf.get_text_config = hf
+        multimodal = SimpleNamespace(
+            mm_encoder_tp_mode="weights",
+            get_limit_per_prompt=lambda _: 0,
+            video_pruning_rate=0.0,
+            is_multimodal_pruning_enabled=lambda: False,
+        )
         config: Any = SimpleNamespace(
             parallel_config=parallel,
             quant_config=None,
@@ -378,14 +438,21 @@ class Machine:
                 dtype="bf16",
                 try_get_generation_config=dict,
                 override_generation_config={},
-                multimodal_config=SimpleNamespace(
-                    mm_encoder_tp_mode="weights", get_limit_per_prompt=lambda _: 0
-                ),
+                multimodal_config=multimodal,
+                get_multimodal_config=lambda: multimodal,
             ),
         )
         config.with_hf_config = lambda *_, **__: config
         self.config = config
         return config
+
+    def _interleave_step(self) -> int:
+        """Llama 4's way to say which layers are dense, where it can say it."""
+        w = self.world
+        moe = set(range(w.layers)) - w.dense
+        steps = range(1, w.layers + 1)
+        fits = (s for s in steps if {i for i in range(w.layers) if (i + 1) % s == 0} == moe)
+        return next(fits, 1)
 
     def build(self, cls: type, world: World, **kwargs: Any) -> Any:
         """A model as this rank has it; `recorder` starts anew."""
@@ -412,6 +479,7 @@ class Machine:
                 extra = world.redundant
                 assert (num_experts + extra) % world.ep == 0
                 assert num_experts == world.experts
+                self.transposed = kwargs.get("is_fused_checkpoint_transposed", False)
                 self.expert_map = ExpertMap(world) if world.ep > 1 else None
                 self.first = world.rank * world.local
                 self.logical_to_physical = {
@@ -440,6 +508,7 @@ class Machine:
                 return_success: bool = False,
             ) -> bool | None:
                 machine.recorder.loader_calls += 1
+                machine.recorder.dtypes.add(loaded_weight.dtype)
                 shards = {"w1": self.w13, "w3": self.w13, "w2": self.w2}
                 assert shards[shard_id] is param, "a shard of the wrong parameter"
                 want = {"w1": "gate", "w3": "up", "w2": "down"}[shard_id]
@@ -461,13 +530,24 @@ class Machine:
                 for name, tensor in weights:
                     head, _, rest = name.partition(".")
                     if tensor.ndim == 3:
+                        to_hidden = -2 if head == "down_proj" else -1
+                        if (
+                            tensor.shape[to_hidden] != HIDDEN
+                            if machine.told_by_shape
+                            else self.transposed
+                        ):
+                            tensor = tensor.transpose(-1, -2)
                         if head == "gate_up_proj":
                             todo = zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True)
                         else:
                             assert head == "down_proj", name
                             todo = zip(("w2",), (tensor,), strict=True)
+                        slots = self.logical_to_physical if machine.layer_fills else {}
                         pairs = [
-                            (shard, i, one) for shard, t in todo for i, one in enumerate(t.unbind())
+                            (shard, p, one)
+                            for shard, t in todo
+                            for i, one in enumerate(t.unbind())
+                            for p in slots.get(i, [i])
                         ]
                     else:
                         proj, _, what = rest.partition(".")
@@ -600,9 +680,18 @@ class Machine:
         }
         nn = {"Module": Module, "ModuleList": ModuleList, "Identity": PPMissingLayer}
         return {
-            "torch": {"Tensor": Tensor, "float8_e4m3fn": "fp8", "uint8": "u8"},
+            "torch": {
+                "Tensor": Tensor,
+                "float8_e4m3fn": FP8,
+                "float16": FP16,
+                "uint8": Dtype("u8"),
+            },
             "torch.nn": nn,
-            "vllm.config": {"get_current_vllm_config": lambda: self.config},
+            "vllm.config": {
+                "get_current_vllm_config": lambda: self.config,
+                "set_current_vllm_config": nullcontext,
+            },
+            "vllm.compilation.backends": {"set_model_tag": lambda *_, **__: nullcontext()},
             "vllm.compilation.decorators": {"support_torch_compile": _decorator},
             "vllm.distributed": distributed,
             "vllm.distributed.parallel_state": distributed,
@@ -610,14 +699,26 @@ class Machine:
             "vllm.model_executor.layers.fused_moe.layer": layers,
             "vllm.model_executor.layers.shared_fused_moe": layers,
             "vllm.model_executor.layers.layernorm": {"RMSNorm": Norm},
+            "vllm.model_executor.model_loader.utils": {
+                "initialize_model": lambda vllm_config, model_class, prefix="": model_class(
+                    vllm_config=vllm_config, prefix=prefix
+                )
+            },
+            "vllm.platforms": {"current_platform": SimpleNamespace(fp8_dtype=lambda: FP8)},
+            "vllm.utils.torch_utils": {"is_torch_equal_or_newer": lambda _: False},
             "vllm.model_executor.model_loader.weight_utils": {
                 "default_weight_loader": lambda param, tensor: param._whole(param, tensor),
                 "maybe_remap_kv_scale_name": lambda name, _: name,
+                "maybe_remap_moe_expert_param_name": lambda name, _: name,
             },
             f"{MODELS}.utils": utils,
-            f"{MODELS}.interfaces": {},
+            f"{MODELS}.interfaces": {"SupportsMultiModal": Multimodal},
             f"{MODELS}.qwen3_vl": {
-                "Qwen3VLForConditionalGeneration": type("Qwen3VL", (Module,), {})
+                "Qwen3VLForConditionalGeneration": type(
+                    "Qwen3VL",
+                    (Multimodal, Module),
+                    {"load_weights": lambda model, w: self.auto_loader()(model).load_weights(w)},
+                )
             },
             **self.extra,
         }
@@ -650,6 +751,8 @@ class Machine:
         if source is not None:
             module.__package__ = MODELS
             exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
+            for unseen in module.__dict__.keys() & UNSEEN:
+                setattr(module, unseen, Stub)
 
     @contextmanager
     def installed(self) -> Iterator[Machine]:
@@ -706,14 +809,36 @@ def per_expert(world: World, attribute: str = "mlp", root: str = "model.") -> li
     ]
 
 
-def fused(world: World, attribute: str = "mlp", root: str = "model.", out: int = 2) -> list[Any]:
+def fused(
+    world: World,
+    attribute: str = "mlp",
+    root: str = "model.",
+    out: int = 2,
+    dtype: Dtype = BF16,
+) -> list[Any]:
     every = tuple(range(world.experts))
     return [
-        (f"{root}layers.{i}.{attribute}.experts.{name}", Tensor(every, part, 3, out))
+        (f"{root}layers.{i}.{attribute}.experts.{name}", Tensor(every, part, 3, out, dtype))
         for i in range(world.layers)
         if i not in world.dense
         for name, part in (("gate_up_proj", "gate_up"), ("down_proj", "down"))
     ]
+
+
+def blocks(model: Any) -> list[Any]:
+    """The MoE blocks of a model, in order."""
+    found: list[Any] = []
+    pending, seen = [model], set()
+    while pending:
+        module = pending.pop(0)
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if hasattr(module, "n_physical_experts"):
+            found.append(module)
+        children = module.children_of() if isinstance(module, Module) else vars(module).items()
+        pending[:0] = [m for _, m in children if isinstance(m, Module)]
+    return found
 
 
 def shuffled(tensors: list[Any], seed: int = 0) -> list[Any]:

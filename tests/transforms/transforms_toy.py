@@ -421,11 +421,12 @@ def feed(world: oracle.World, tensors: str, attribute: str, root: str, out: int)
     return given
 
 
-def members(fake: oracle.Machine, model: object) -> list[str]:
-    """The protocol's members and methods."""
+def members(fake: oracle.Machine, model: Any) -> list[str]:
+    """The protocol's members and methods, and what they do when they are called again."""
     world = fake.world
+    mine = set(range(*world.mine)) - world.dense
     want = {
-        "num_moe_layers": world.layers - len(world.dense),
+        "num_moe_layers": len(mine),
         "num_logical_experts": world.experts,
         "num_physical_experts": world.experts + world.redundant,
         "num_local_physical_experts": world.local,
@@ -438,23 +439,42 @@ def members(fake: oracle.Machine, model: object) -> list[str]:
         for name, value in want.items()
         if getattr(model, name, None) != value
     ]
-    if not isinstance(getattr(model, "num_shared_experts", None), int):
-        wrong.append("num_shared_experts is not set")
+    for name in ("num_shared_experts", "num_expert_groups"):
+        if not isinstance(getattr(model, name, None), int):
+            wrong.append(f"{name} is not set")
     if not sys.modules[f"{oracle.MODELS}.interfaces"].is_mixture_of_experts(model):
         wrong.append("not a mixture of experts by the release's own test")
-    if wrong:
-        return wrong
+    return wrong or [*state_set_twice(fake, model), *updated(fake, model)]
+
+
+def state_set_twice(fake: oracle.Machine, model: Any) -> list[str]:
+    wrong = []
     for _ in range(2):
         fake.recorder.states.clear()
-        model.set_eplb_state("loads", "map", "counts")  # type: ignore[attr-defined]
-        if len(model.expert_weights) != want["num_moe_layers"]:  # type: ignore[attr-defined]
+        model.set_eplb_state("loads", "map", "counts")
+        if len(model.expert_weights) != len(fake.recorder.layers):
             wrong.append("set_eplb_state twice: expert_weights doubled")
         if [s[0] for s in fake.recorder.states] != fake.recorder.layers:
             wrong.append("set_eplb_state did not reach every layer once")
-    if hasattr(model, "update_physical_experts_metadata"):
-        model.update_physical_experts_metadata(world.experts + world.redundant, world.local)
-        if fake.recorder.updated != fake.recorder.layers:
-            wrong.append("update_physical_experts_metadata did not reach every layer")
+    return wrong
+
+
+def updated(fake: oracle.Machine, model: Any) -> list[str]:
+    """Twice as many ranks of the same size: what changes is R, here and in every block."""
+    world = fake.world
+    if not hasattr(model, "update_physical_experts_metadata"):
+        return []
+    physical = 2 * (world.experts + world.redundant)
+    model.update_physical_experts_metadata(physical, world.local)
+    wrong = []
+    if fake.recorder.updated != fake.recorder.layers:
+        wrong.append("update_physical_experts_metadata did not reach every layer")
+    new = (physical, world.local, physical - world.experts)
+    kinds = ("physical_experts", "local_physical_experts", "redundant_experts")
+    if tuple(getattr(model, f"num_{k}") for k in kinds) != new:
+        wrong.append("the model's own numbers are the old ones")
+    if any(tuple(getattr(b, f"n_{k}") for k in kinds) != new for b in oracle.blocks(model)):
+        wrong.append("a block's numbers are the old ones")
     return wrong
 
 
@@ -464,18 +484,26 @@ def off(fake: oracle.Machine, cls: type) -> list[str]:
     return []
 
 
+STAGE = oracle.World(4, 2, 2, 1, layers=4, mine=(1, 3))
+"""A stage between layers of others."""
+EMPTY = oracle.World(4, 2, 2, layers=4, mine=(1, 3), dense=frozenset({0, 1, 2}))
+"""A stage of dense layers between layers of others."""
+BEHIND = oracle.World(4, 2, 2, layers=6, mine=(2, 6), dense=frozenset({0, 2, 4}))
+"""A stage that begins with a dense layer."""
+
+
 def empty_stage(fake: oracle.Machine, cls: type) -> list[str]:
-    """A pipeline stage that has dense layers only, and one with layers of others in front."""
-    world = oracle.World(4, 2, 2, layers=3, mine=(1, 3), dense=frozenset({1, 2}))
-    model = fake.build(cls, world)
+    """A pipeline stage that has dense layers only, and one that has such, too."""
+    model = fake.build(cls, EMPTY)
     wrong = []
     if fake.recorder.layers or model.num_moe_layers != 0 or list(model.moe_layers):
         wrong.append("a stage without MoE layers reports some")
     if hasattr(model, "update_physical_experts_metadata"):
         model.update_physical_experts_metadata(6, 3)
-    model = fake.build(cls, oracle.World(4, 2, 2, layers=4, mine=(1, 4), dense=frozenset({1})))
-    if model.num_moe_layers != 2 or model.moe_layers != fake.recorder.layers:
-        wrong.append("the MoE layers behind dense ones were not found")
+    model.set_eplb_state("loads", "map", "counts")
+    if list(model.expert_weights):
+        wrong.append("a stage without MoE layers has experts' weights")
+    wrong += members(fake, fake.build(cls, BEHIND))
     return wrong
 
 

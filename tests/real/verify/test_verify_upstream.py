@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eplb_codegen.analysis.modules import Module
 from eplb_codegen.output.relocate import relocate
 from eplb_codegen.output.writer import digest
 from eplb_codegen.source import find_source
@@ -56,7 +57,9 @@ def native(tmp_path_factory: pytest.TempPathFactory, generated: Path) -> Path:
     folder = out / "0.10.0"
     folder.mkdir()
     theirs = find_source(version="0.10.1").root / MODELS / "qwen3_moe.py"
-    text = relocate(theirs.read_text(encoding="utf-8"), set(), "qwen3_moe", False)
+    name = "vllm.model_executor.models.qwen3_moe"
+    module = Module(name, f"{MODELS}/qwen3_moe.py", theirs.read_text(encoding="utf-8"))
+    text = relocate(module, set(), by_ruff=False)
     (folder / "qwen3_moe.py").write_text(text, encoding="utf-8")
     ours = generated / "0.10.0"
     manifest = (ours / "manifest.toml").read_text(encoding="utf-8")

@@ -111,7 +111,12 @@ def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
         "own class loads them",
     )
     add("--experts", type=int, default=8, metavar="E", help="of the tiny model; default: 8")
-    add("--fp8", action="store_true", help="the tiny model's experts in fp8, scales by block")
+    add(
+        "--quantization",
+        choices=("fp8", "wna16", "wna16-marlin"),
+        help="of the tiny model's experts: fp8 with scales by block, or compressed-tensors W4A16 "
+        "in either of vLLM's classes",
+    )
     add("--checkpoint", type=Path, metavar="DIR", help="a real checkpoint, not a tiny random one")
     add("--seed", type=int, default=0, help="of weights, tokens and tensor order; default: 0")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")

@@ -1,4 +1,4 @@
-"""The families of models that can be named on the command line."""
+"""The targets that can be named on the command line: families of models, quantisation methods."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ _TABLE = Path(__file__).with_name("families.toml")
 
 
 class Family(NamedTuple):
-    """A name, and the files in vllm/model_executor/models that are patched together."""
+    """A name, and what is patched together under it.
+
+    Attributes:
+        files: in vllm/model_executor/models; none for a quantisation method.
+        methods: the classes of a quantisation method, the one that is meant first.
+        brings: targets without which some checkpoints of this family cannot be balanced.
+    """
 
     name: str
     files: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()
 
 
 def known_families() -> list[Family]:
-    """The families that have an entry, in its order."""
+    """The targets that have an entry, in its order."""
     table = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return [Family(name, tuple(entry["files"])) for name, entry in table.items()]
+    lists = ("files", "methods", "brings")
+    return [Family(n, *(tuple(entry.get(key, ())) for key in lists)) for n, entry in table.items()]
 
 
 def family(name: str) -> Family:

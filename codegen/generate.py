@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from . import __version__
 from .analysis.modules import Module, Modules
+from .analysis.moe_methods import MoEMethod, MoEMethods
 from .analysis.soundness import Fault
 from .checks.names import new_name_faults
 from .checks.resolves import unresolved_imports
@@ -16,6 +17,7 @@ from .output.manifest import FamilyEntry, FileEntry
 from .output.relocate import relocate
 from .output.writer import digest
 from .planning.family import plan_family
+from .planning.method import plan_method
 from .planning.plan import FilePlan, Plan, State
 from .render import render
 from .rewrite.apply import rewrite
@@ -56,7 +58,7 @@ class Generator:
         """The files of a family. A Refusal or a file that cannot be read becomes its state."""
         modules = Modules(self.tree, self._parsed)
         try:
-            plan = plan_family(modules, family)
+            plan = (plan_method if family.methods else plan_family)(modules, family)
             if not plan.files:
                 return Result(family, plan.state, plan.reason)
             return self._finish(modules, plan)
@@ -66,6 +68,14 @@ class Generator:
             return Result(family, State.UNRECOGNISED, "the file is nested too deeply to be read")
         except EnvironmentFault as fault:
             return Result(family, State.UNREADABLE, str(fault))
+
+    def moe_methods(self) -> list[MoEMethod]:
+        """Every MoE method of the tree, and whether EPLB runs with it.
+
+        Raises:
+            Refusal: what the expert layer asks for was not found.
+        """
+        return MoEMethods(Modules(self.tree, self._parsed)).every()
 
     def _finish(self, modules: Modules, plan: Plan) -> Result:
         stems = [PurePosixPath(f.module.path).stem for f in plan.files]
@@ -82,6 +92,7 @@ class Generator:
                 "header.py",
                 tool_version=__version__,
                 family=plan.family.name,
+                of="these MoE methods" if plan.family.methods else "this model",
                 version=self.tree.version,
                 upstream=module.path,
                 upstream_sha256=module.sha256,

@@ -7,7 +7,6 @@ What the files were like is kept in the user's state folder, one file for each c
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,8 @@ from .errors import EnvironmentFault
 from .families import Family
 from .generate import Generator, Result
 from .output.writer import EditedByHand, clear, digest, replace_files
-from .source import SourceTree
+from .source import Overlay, SourceTree
 
-MODELS = "vllm/model_executor/models"
 FORMAT = 1
 
 
@@ -69,7 +67,8 @@ class Record:
                 "Restore the files with `git checkout`, and delete that file.",
             ) from None
 
-        clear(tree.root / MODELS, [path.rpartition("/")[2] for path in self.files])
+        for path in map(tree.root.joinpath, self.files):
+            clear(path.parent, [path.name])
 
     @property
     def families(self) -> list[str]:
@@ -94,16 +93,6 @@ class Record:
         self.files = files
 
 
-@dataclass(frozen=True)
-class _Overlay(SourceTree):
-    """A tree in which some files have another text."""
-
-    texts: dict[str, str] = field(default_factory=dict)
-
-    def read(self, path: str) -> str:
-        return self.texts[path] if path in self.texts else super().read(path)
-
-
 def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tuple[Result, bool]:
     """Patch the files of a family; what it came to, and whether a file changed.
 
@@ -117,9 +106,9 @@ def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tupl
         EnvironmentFault: a file or the record cannot be written.
     """
     texts: dict[str, str] = {}
-    for path in (f"{MODELS}/{name}" for name in family.files):
-        if path in record.files and tree.exists(path):
-            kept, found = record.files[path], tree.read(path)
+    for path, kept in record.files.items():
+        if kept.family == family.name and tree.exists(path):
+            found = tree.read(path)
             state = _state(kept, found)
             if state is _Is.EDITED and not force:
                 raise EditedByHand(
@@ -128,7 +117,7 @@ def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tupl
                 )
             if state in (_Is.PATCHED, _Is.EDITED):
                 texts[path] = kept.original
-    result = Generator(_Overlay(tree.root, tree.version, tree.origin, texts)).generate(family)
+    result = Generator(Overlay.of(tree, texts)).generate(family)
     wanted = {f.upstream: f for f in result.files if f.patched != f.original}
     present = {path: tree.read(path) for path in wanted}
     changed = {p: f.patched for p, f in wanted.items() if present[p] != f.patched}
@@ -190,17 +179,16 @@ def _state(kept: Kept, found: str) -> _Is:
 
 
 def _write(tree: SourceTree, texts: dict[str, str]) -> None:
-    folder = tree.root / MODELS
-    contents = {path.removeprefix(f"{MODELS}/"): text.encode() for path, text in texts.items()}
-    for name in contents:
-        if (folder / name).is_symlink():
+    """The files of a target, which all stand in one folder."""
+    contents = {tree.root / path: text.encode() for path, text in texts.items()}
+    for path in contents:
+        if path.is_symlink():
+            raise EnvironmentFault(f"{path} is a link", "Patch the checkout that holds the file.")
+    for folder in {path.parent for path in contents}:
+        try:
+            replace_files(folder, {p.name: data for p, data in contents.items()})
+        except OSError as error:
             raise EnvironmentFault(
-                f"{folder / name} is a link", "Patch the checkout that holds the file."
-            )
-    try:
-        replace_files(folder, contents)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"cannot write to {folder}: {error.strerror or error}",
-            "Give a checkout of your own with --source.",
-        ) from None
+                f"cannot write to {folder}: {error.strerror or error}",
+                "Give a checkout of your own with --source.",
+            ) from None

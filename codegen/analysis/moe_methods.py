@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from ..errors import Refusal
 from .modules import ClassRef, Module, Modules
 from .possible import Evaluator
-from .syntax import dotted, statements
+from .syntax import Function, StatementPath, dotted, statements
 from .values import Instance, Record
 
 LAYERS = "vllm/model_executor/layers"
@@ -31,6 +32,16 @@ class Supports(Enum):
     UNKNOWN = "not known"
     """The source was not understood."""
 
+    @property
+    def said(self) -> str:
+        """In a sentence about a method."""
+        return {
+            Supports.YES: "EPLB runs with it",
+            Supports.NO: "vLLM refuses EPLB with it",
+            Supports.DEPENDS: "it depends",
+            Supports.UNKNOWN: "not known",
+        }[self]
+
 
 class MoEMethod(NamedTuple):
     """A class that holds and computes experts in one quantisation."""
@@ -40,6 +51,14 @@ class MoEMethod(NamedTuple):
     line: int
     supports: Supports
     reason: str
+
+
+def alike(methods: Iterable[MoEMethod]) -> list[str]:
+    """What is to be said of methods, those with one answer for one reason together."""
+    found: dict[tuple[Supports, str], list[str]] = {}
+    for method in methods:
+        found.setdefault((method.supports, method.reason), []).append(method.name)
+    return [f"{s.said}: {', '.join(names)} ({reason})" for (s, reason), names in found.items()]
 
 
 class Admission(NamedTuple):
@@ -54,10 +73,13 @@ class MoEMethods:
     """The MoE methods of one tree."""
 
     def __init__(self, modules: Modules) -> None:
-        """Raises Refusal: the tree's expert layer has no check that is known."""
         self.modules = modules
-        self.admission = _admission(modules)
         self._evaluator = Evaluator(modules, Record())
+
+    @cached_property
+    def admission(self) -> Admission:
+        """Raises Refusal: the tree's expert layer has no check that is known."""
+        return _admission(self.modules)
 
     def every(self) -> list[MoEMethod]:
         """Every MoE method that is defined, by file and line, but none that wraps another."""
@@ -70,6 +92,14 @@ class MoEMethods:
                 refs = (self.modules.class_of(module, n) for n in names) if module else ()
                 found += [self.judge(r) for r in refs if r and self._stands_alone(r)]
         return sorted(found, key=lambda m: (m.path, m.line))
+
+    def find(self, name: str) -> ClassRef | None:
+        """A method's class by its name, wherever it stands; the first by path of several."""
+        for path in self._files("quantization"):
+            if re.search(rf"^class {re.escape(name)}\(", self.modules.tree.read(path), re.M):
+                module = self.modules.get(_name(path))
+                return self.modules.class_of(module, name) if module else None
+        return None
 
     def is_method(self, ref: ClassRef) -> bool:
         """Whether a class can be the method of an expert layer; bases of others are none."""
@@ -119,9 +149,7 @@ class MoEMethods:
             if found is None:
                 continue
             owner, function = found
-            for statement, path in statements(function):
-                if not _refuses(statement):
-                    continue
+            for statement, path in refusals(function):
                 place = owner.module.where(statement)
                 # some backends alone go the way of the second, from 0.15.0 on
                 if len(path) == 1 and name == "apply":
@@ -137,6 +165,11 @@ class MoEMethods:
 
 def _name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def refusals(function: Function) -> Iterator[tuple[ast.stmt, StatementPath]]:
+    """The statements that raise an error if EPLB is on, and where below the function they stand."""
+    return ((s, path) for s, path in statements(function) if _refuses(s))
 
 
 def _refuses(statement: ast.stmt) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from ..diff import in_colour
 from ..errors import EnvironmentFault, Exit, Fault
 from ..generate import Generator, Result
 from ..output.writer import write_family
+from ..planning.plan import State
 from ..source import SourceTree
 from ..speech import say
 from .common import coloured, source_tree, targets
@@ -25,11 +28,17 @@ def run(options: argparse.Namespace) -> Exit:
     tree = source_tree(options)
     folder = options.out / tree.version
     generator = Generator(tree)
+    act = _show if options.diff else _write
     done = []
     for family in families:
         result = generator.generate(family)
-        act = _show if options.diff else _write
         done.append(act(tree, folder, result, options))
+        if result.entry is None:
+            continue
+        for brought in targets(list(family.brings)) if family.brings else ():
+            with_it = generator.generate(brought)
+            if brought not in families and with_it.state is not State.NATIVE:
+                done.append(_bring(act, tree, folder, with_it, options))
     if options.json:
         print_done(tree, folder, done)
     elif not options.diff:
@@ -38,6 +47,18 @@ def run(options: argparse.Namespace) -> Exit:
         for one in done:
             tell(one, options.diff)
     return max((one.exit for one in done), default=Exit.OK)
+
+
+_Act: TypeAlias = Callable[[SourceTree, Path, Result, argparse.Namespace], Done]
+
+
+def _bring(
+    act: _Act, tree: SourceTree, folder: Path, result: Result, options: argparse.Namespace
+) -> Done:
+    """Write what a family brings along; where that cannot be had, the family is still there."""
+    if result.entry is None:
+        return Done(result.family.name, "left as it is", Exit.OK, result.reason, result)
+    return act(tree, folder, result, options)
 
 
 def named_targets(options: argparse.Namespace) -> list[str]:

@@ -28,7 +28,7 @@ class Done(NamedTuple):
 def nothing_to_do(result: Result, named: bool) -> Done:
     """Of a target for which nothing is to be written; `named`: somebody asked for this very one."""
     code = exit_of(result)
-    if result.state is State.ABSENT and named:
+    if result.state in (State.ABSENT, State.REFUSES) and named:
         code = Exit.REFUSED
     action = result.state.value if code is Exit.OK else "refused"
     return Done(result.family.name, action, code, result.reason, result)

@@ -6,7 +6,7 @@ import argparse
 
 from ..errors import EnvironmentFault, Exit, Fault
 from ..families import Family
-from ..in_place import MODELS, Record, patch, revert
+from ..in_place import Record, patch, revert
 from ..output.writer import locked
 from ..source import SourceTree
 from ..speech import say
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> Exit:
             families = targets(named_targets(options))
             done = [_patch(tree, record, f, options) for f in families]
     if options.json:
-        print_done(tree, tree.root / MODELS, done)
+        print_done(tree, tree.root, done)
     else:
         say(tree.origin)
         for one in done:

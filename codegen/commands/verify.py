@@ -70,7 +70,8 @@ def _request(options: argparse.Namespace, python: Path, subject: Subject) -> Req
         layouts=_layouts(options),
         skip_unknown_layouts=options.layout == "both" and not checkpoint,
         experts=experts,
-        fp8=options.fp8,
+        quantization=options.quantization,
+        methods=subject.methods if options.quantization else {},
         checkpoint=checkpoint,
         seed=options.seed,
         device=options.device,
@@ -82,7 +83,7 @@ def _layouts(options: argparse.Namespace) -> tuple[str, ...]:
     if options.checkpoint:
         # It has the layout that it has.
         return ("checkpoint",)
-    if options.fp8 and options.layout == "both":
+    if options.quantization and options.layout == "both":
         return LAYOUTS["per-expert"]
     return LAYOUTS[options.layout]
 
@@ -113,8 +114,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name, value in least.items():
         if getattr(options, name) < value:
             raise EnvironmentFault(f"--{name} must be at least {value}")
-    if options.fp8 and (options.checkpoint or options.layout == "fused"):
-        raise EnvironmentFault("--fp8 is for the tiny checkpoint in the per-expert layout")
+    if options.quantization and (options.checkpoint or options.layout == "fused"):
+        raise EnvironmentFault("--quantization is for the tiny checkpoint in the per-expert layout")
     if any(redundant < 0 for redundant in options.redundant or []):
         raise EnvironmentFault("--redundant must be at least 0")
 

@@ -54,7 +54,7 @@ def examine(request: Request) -> list[Finding]:
     return [
         *installation,
         *classes,
-        *_found(QUANTISATION, lambda: [quantisation_finding(modules, config, served)]),
+        *_found(QUANTISATION, lambda: [quantisation_finding(tree, config, served, files)]),
         *_found(EXPERTS, lambda: spread_findings(modules, config, request.sizes)),
     ]
 

@@ -48,5 +48,5 @@ def generated(tree: SourceTree | None, folder: Path | None) -> Generated:
     except Fault as fault:
         message = f"the plugin would stop the server: {fault.message}"
         return Generated((), (*found, problem(ABOUT, message, fault.advice)))
-    names = ", ".join(sorted(a for f in files for a in f.architectures))
+    names = ", ".join(sorted(a for f in files for a in f.architectures or [f.path.name]))
     return Generated(tuple(files), (*found, ok(ABOUT, f"{path}: {names} as written")))

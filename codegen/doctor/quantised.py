@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..analysis.modules import Modules
 from ..analysis.moe_methods import Supports
 from ..analysis.quantization import Experts, answer
 from ..errors import Fault
+from ..families import known_families
+from ..generate import Generator
+from ..planning.plan import State
+from ..serving.folder import Served as GeneratedFile
+from ..source import Overlay, SourceTree
 from .config import ModelConfig
 from .finding import Finding, Level
 from .serves import Served
@@ -20,15 +27,16 @@ LEVELS = {
 }
 
 
-def quantisation_finding(modules: Modules, config: ModelConfig, served: Served | None) -> Finding:
-    """The MoE methods that may be taken on a CUDA machine, each with its answer."""
+def quantisation_finding(
+    tree: SourceTree, config: ModelConfig, served: Served | None, files: Sequence[GeneratedFile]
+) -> Finding:
+    """The MoE methods that may be taken on a CUDA machine, each with its answer.
+
+    The plugin would put `files` in place.
+    """
+    put = {f.replaces: f.source.decode() for f in files if f.replaces}
+    modules = Modules(Overlay.of(tree, put))
     found = answer(modules, config.whole, _experts(modules, config, served))
-    says = {
-        Supports.YES: "EPLB runs with it",
-        Supports.NO: "vLLM refuses EPLB with it",
-        Supports.DEPENDS: "it depends",
-        Supports.UNKNOWN: "not known",
-    }[found.supports]
     alike = len({(m.supports, m.reason) for m in found.methods}) == 1
     names = ", ".join(m.name for m in found.methods)
     if alike:
@@ -36,14 +44,29 @@ def quantisation_finding(modules: Modules, config: ModelConfig, served: Served |
     else:
         each = [f"{m.name}: {m.supports.value}, {m.reason}" for m in found.methods]
         details = "; ".join([found.reason, *each])
+    if put and any(m.path in put for m in found.methods):
+        details += "; of generated files"
     advice = ""
-    if found.supports is Supports.NO:
+    patch = _patch(tree, [m.name for m in found.methods if m.supports is Supports.NO])
+    if patch:
+        advice = f"eplb-codegen apply {patch} --vllm {tree.version} patches it."
+    elif found.supports is Supports.NO:
         advice = "Serve it without --enable-eplb, or take a checkpoint in another quantisation."
     elif found.supports is Supports.DEPENDS:
         advice = "vLLM logs the class or the backend that it takes while it loads the model"
         advice += f"; {BACKEND} asks for a backend." if _has_option(modules, BACKEND) else "."
-    message = f"{found.quantization}: {says} ({details})"
+    message = f"{found.quantization}: {found.supports.said} ({details})"
     return Finding(LEVELS[found.supports], ABOUT, message, advice)
+
+
+def _patch(tree: SourceTree, methods: Sequence[str]) -> str | None:
+    """The target that adds EPLB to one of these classes in this vLLM, if one does."""
+    for target in known_families():
+        if set(target.methods) & set(methods):
+            result = Generator(tree).generate(target)
+            if result.state is State.ADDED:
+                return target.name
+    return None
 
 
 def _has_option(modules: Modules, option: str) -> bool:

@@ -23,6 +23,8 @@ class State(Enum):
     REPAIRED = "native but faulty"
     NATIVE = "native and sound"
     ABSENT = "file absent"
+    REFUSES = "refuses EPLB"
+    """Of a quantisation method that vLLM has no EPLB for, and that cannot be patched."""
     UNRECOGNISED = "not recognised"
     UNREADABLE = "not readable"
 

@@ -18,6 +18,7 @@ from .edits import (
     Edit,
     Insert,
     NewCode,
+    Remove,
     Replace,
     ReplaceArgument,
     SetLoop,
@@ -117,7 +118,16 @@ class _Rewriter(cst.CSTTransformer):
         self, original: Sequence[cst.CSTNode], updated: Sequence[cst.CSTNode]
     ) -> list[cst.CSTNode]:
         body: list[cst.CSTNode] = []
+        place: Sequence[cst.EmptyLine] | None = None
         for old, new in zip(original, updated, strict=True):
+            assert isinstance(new, Statement)
+            if place is not None:
+                new = new.with_changes(leading_lines=place)
+                place = None
+            if any(isinstance(edit, Remove) for edit in self.edits.get(old, ())):
+                del self.edits[old]
+                place = new.leading_lines
+                continue
             before: list[cst.CSTNode] = []
             behind: list[cst.CSTNode] = []
             here: list[cst.CSTNode] = [new]

@@ -22,6 +22,12 @@ class Replace(NamedTuple):
     code: str
 
 
+class Remove(NamedTuple):
+    """A statement less; the next one stands in its place."""
+
+    path: StatementPath
+
+
 class AddArguments(NamedTuple):
     """Keyword arguments at the end of a call in a statement."""
 
@@ -62,4 +68,6 @@ class AddImport(NamedTuple):
 
 
 NewCode: TypeAlias = Insert | Replace
-Edit: TypeAlias = Insert | Replace | AddArguments | ReplaceArgument | SetLoop | AddBase | AddImport
+Edit: TypeAlias = (
+    Insert | Replace | Remove | AddArguments | ReplaceArgument | SetLoop | AddBase | AddImport
+)

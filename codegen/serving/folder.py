@@ -16,6 +16,12 @@ from ..output.writer import digest
 from ..plugin import FOLDER
 from ..source import SourceTree
 
+PACKAGE = "eplb_codegen_generated"
+"""Not below `vllm.model_executor.models`: what vLLM remembers of a model there it finds by the
+upstream file of that name (`_LazyRegisteredModel.inspect_model_cls`, from 0.11.0)."""
+_MODEL_FILES = "vllm/model_executor/models"
+_OTHER_FILES = "vllm/model_executor/layers/quantization/"
+
 
 class NotServed(EnvironmentFault):
     """Something is not as the manifest says; nothing is served then."""
@@ -24,13 +30,19 @@ class NotServed(EnvironmentFault):
 class Served(NamedTuple):
     """One generated file that was checked: these very bytes are executed."""
 
-    name: str
-    """The module: `qwen2_moe`."""
+    module: str
+    """Where it is imported: a model in our own package, another file in the place of upstream's."""
     path: Path
     source: bytes
-    family: str
     architectures: dict[str, str]
-    """Architecture -> class."""
+    """Architecture -> class; none for a quantisation method."""
+
+    @property
+    def replaces(self) -> str | None:
+        """The path of upstream's file in whose place it is imported; None for a model."""
+        if self.module.startswith(f"{PACKAGE}."):
+            return None
+        return f"{self.module.replace('.', '/')}.py"
 
 
 def served(folder: Path, tree: SourceTree) -> list[Served]:
@@ -112,7 +124,17 @@ def _read(release: Path, name: str, family: str, entry: manifest.FileEntry, fold
             f"{path} is not the file that was written: somebody changed it",
             _apply(f"{family} --force", folder),
         )
-    return Served(name.removesuffix(".py"), path, source, family, entry.architectures)
+    return Served(_module(entry.upstream, name, release), path, source, entry.architectures)
+
+
+def _module(upstream: str, name: str, release: Path) -> str:
+    folder, _, file = upstream.rpartition("/")
+    stem = name.removesuffix(".py")
+    if file == name and folder == _MODEL_FILES:
+        return f"{PACKAGE}.{stem}"
+    if file == name and upstream.startswith(_OTHER_FILES):
+        return upstream.removesuffix(".py").replace("/", ".")
+    raise NotServed(f"{release / manifest.NAME}: {name} cannot stand for {upstream!r}")
 
 
 def _check_private(path: Path) -> None:

@@ -1,18 +1,15 @@
-"""Generated files as modules of a package of their own, of which only checked bytes are run."""
+"""Generated files as modules, of which only checked bytes are run."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from .folder import Served
-
-PACKAGE = "eplb_codegen_generated"
-"""Not below `vllm.model_executor.models`: what vLLM remembers of a model there it finds by the
-upstream file of that name (`_LazyRegisteredModel.inspect_model_cls`, from 0.11.0)."""
+from .folder import PACKAGE, Served
 
 
 class _Loader(InspectLoader):
@@ -34,7 +31,7 @@ class _Loader(InspectLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the package and the modules that the manifest lists, and no others."""
+    """Finds our package and the modules that the manifest lists, and no others."""
 
     def __init__(self) -> None:
         self.files: dict[str, Served] = {}
@@ -44,10 +41,9 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname == PACKAGE:
             return ModuleSpec(fullname, _Loader(None), is_package=True)
-        package, _, name = fullname.rpartition(".")
-        if package != PACKAGE or name not in self.files:
+        if fullname not in self.files:
             return None
-        file = self.files[name]
+        file = self.files[fullname]
         spec = ModuleSpec(fullname, _Loader(file), origin=str(file.path))
         spec.has_location = True
         return spec
@@ -57,7 +53,12 @@ _finder = _Finder()
 
 
 def importable(files: Iterable[Served]) -> None:
-    """Let this process import the files as `eplb_codegen_generated.<name>`."""
-    _finder.files = {file.name: file for file in files}
+    """Let this process import the files; those in the place of upstream's from now on."""
+    _finder.files = {file.module: file for file in files}
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    for file in _finder.files.values():
+        there = sys.modules.get(file.module)
+        if there is not None and getattr(there, "__file__", None) != str(file.path):
+            # upstream's was imported before; its functions find the new classes in the same module
+            importlib.reload(there)

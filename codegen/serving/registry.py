@@ -1,4 +1,4 @@
-"""vLLM's model registry: each generated architecture, by name, to be imported when it is served."""
+"""Generated files in place of upstream's: models by the registry, others as they are imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ..plugin import FOLDER
 from .folder import Served
-from .modules import PACKAGE, importable
+from .modules import importable
 
 # vLLM shows what loggers below its own name say
 _logger = logging.getLogger("vllm.eplb_codegen")
@@ -27,8 +27,10 @@ def register(files: Iterable[Served]) -> None:
     importable(listed)
     for file in listed:
         for architecture, name in file.architectures.items():
-            ModelRegistry.register_model(architecture, f"{PACKAGE}.{file.name}:{name}")
+            ModelRegistry.register_model(architecture, f"{file.module}:{name}")
             _tell(f"eplb-codegen: {architecture} is served from {file.path}")
+        if file.replaces:
+            _tell(f"eplb-codegen: {file.module} is taken from {file.path}")
     _carry_to_ray_workers()
 
 

@@ -15,9 +15,9 @@ from packaging.version import InvalidVersion, Version
 from ..errors import EnvironmentFault
 from .cache import cached_release, cached_versions, store
 from .local import installed_tree, tree_at
-from .tree import SourceTree
+from .tree import Overlay, SourceTree
 
-__all__ = ["SourceTree", "cached_versions", "find_source"]
+__all__ = ["Overlay", "SourceTree", "cached_versions", "find_source"]
 
 LATEST = "latest"
 

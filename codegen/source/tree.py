@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ..errors import EnvironmentFault
@@ -90,3 +90,18 @@ class SourceTree:
         stem = "/".join(parts)
         candidates = (f"{stem}/__init__.py", f"{stem}.py")
         return next((path for path in candidates if (self.root / path).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Overlay(SourceTree):
+    """A tree in which some files have another text."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tree: SourceTree, texts: dict[str, str]) -> Overlay:
+        """`texts`: path -> text."""
+        return cls(tree.root, tree.version, tree.origin, texts)
+
+    def read(self, path: str) -> str:
+        return self.texts[path] if path in self.texts else super().read(path)

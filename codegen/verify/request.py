@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -34,8 +35,11 @@ class Request:
     """Skip, instead of failing, a layout that upstream's own class does not load with EPLB off."""
     experts: int = 8
     """E of the tiny model."""
-    fp8: bool = False
-    """The tiny model's experts are fp8 with a scale for each block; per-expert layout only."""
+    quantization: Literal["fp8", "wna16", "wna16-marlin"] | None = None
+    """Of the tiny model's experts, per-expert layout only: fp8 with a scale for each block, or 4
+    bits with one for each group, for either of the classes that vLLM has for them."""
+    methods: Mapping[str, Path] = field(default_factory=dict)
+    """Generated files of quantisation methods, by the module that each replaces."""
     checkpoint: Path | None = None
     """A real checkpoint instead of a tiny random one."""
     seed: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import EnvironmentFault
-from ..families import Family
+from ..families import Family, known_families
 from ..output import manifest
 from ..output.writer import digest
 from ..source import SourceTree
@@ -15,12 +15,17 @@ from .worker.families import FAMILIES
 
 
 class Subject(NamedTuple):
-    """One class of a target: `model` is the key of its tiny model, `file` None for upstream's."""
+    """One class of a target: `model` is the key of its tiny model, `file` None for upstream's.
+
+    `methods` are the files of quantisation methods generated beside, by the module that each
+    replaces.
+    """
 
     target: str
     model: str
     architecture: str
     file: Path | None
+    methods: dict[str, Path]
 
 
 def subjects(family: Family, tree: SourceTree, generated: Path | None) -> list[Subject]:
@@ -30,6 +35,11 @@ def subjects(family: Family, tree: SourceTree, generated: Path | None) -> list[S
         EnvironmentFault: no tiny model is known of the family, or its generated files are not
             there, were edited, or were made from another vLLM than this one.
     """
+    if family.methods:
+        raise EnvironmentFault(
+            f"{family.name} is no model",
+            "Verify one with it: `verify qwen3_vl_moe --quantization`.",
+        )
     known = {stem: [k for k, f in FAMILIES.items() if f.module == stem] for stem in _stems(family)}
     if not any(known.values()):
         names = ", ".join(sorted({f.module for f in FAMILIES.values()}))
@@ -37,8 +47,9 @@ def subjects(family: Family, tree: SourceTree, generated: Path | None) -> list[S
             f"{family.name}: verify has no tiny model of this family", f"It has those of {names}."
         )
     files = _intact(family, tree, generated) if generated else {}
+    methods = _methods(tree, generated) if generated else {}
     return [
-        Subject(family.name, key, FAMILIES[key].architecture, files.get(f"{stem}.py"))
+        Subject(family.name, key, FAMILIES[key].architecture, files.get(f"{stem}.py"), methods)
         for stem, keys in known.items()
         for key in keys
         if generated is None or f"{stem}.py" in files
@@ -91,6 +102,18 @@ def config_of(checkpoint: Path) -> dict[str, Any]:
 
 def _stems(family: Family) -> list[str]:
     return [name.removesuffix(".py") for name in family.files]
+
+
+def _methods(tree: SourceTree, generated: Path) -> dict[str, Path]:
+    folder = generated / tree.version
+    listed = manifest.load(folder, tree.version).families
+    found: dict[str, Path] = {}
+    for target in known_families():
+        if target.methods and target.name in listed:
+            for name, path in _intact(target, tree, generated).items():
+                upstream = listed[target.name].files[name].upstream
+                found[upstream.removesuffix(".py").replace("/", ".")] = path
+    return found
 
 
 def _intact(family: Family, tree: SourceTree, generated: Path) -> dict[str, Path]:

@@ -114,10 +114,44 @@ def test_list(run: Any) -> None:
     assert (done.code, done.err) == (0, "")
     first, *lines = done.out.splitlines()
     assert first == f"vLLM {OLD} from the package index"
-    states = {words[0]: " ".join(words[1:3]) for words in map(str.split, lines)}
+    heading = lines.index("quantisation methods of experts, of which none is a target:")
+    states = {words[0]: " ".join(words[1:3]) for words in map(str.split, lines[:heading])}
     assert states.pop("qwen3_vl_moe") == "file absent"
+    assert states.pop("compressed_tensors_wna16") == "refuses EPLB"
     assert states == dict.fromkeys(("qwen2_moe", "qwen3_moe", "llama4"), "added by")
+    methods = lines[heading + 1 :]
+    assert any(re.match(r"  EPLB runs with it: .*Fp8MoEMethod.* \(.*layer", m) for m in methods)
+    assert any(re.match(r"  vLLM refuses EPLB with it: .*AWQMoEMethod", m) for m in methods)
+    assert not any("WNA16MoEMethod" in m for m in methods)
     assert list(run.folder.iterdir()) == []
+
+
+WNA16 = "compressed_tensors_wna16"
+
+
+@pytest.mark.parametrize(
+    "version, told, code",
+    [
+        ("0.11.0", f"{WNA16}: left as it is: vLLM refuses EPLB with it: .* only", 3),
+        ("0.11.2", f"{WNA16}: written: compressed_tensors_moe.py", 0),
+        ("0.12.0", None, 0),
+    ],
+)
+def test_a_family_brings_its_quantisation_method_along(
+    run: Any, version: str, told: str | None, code: int
+) -> None:
+    done = run("apply", "qwen3_vl_moe", "--vllm", version)
+    assert (done.code, done.err) == (0, "")
+    assert "qwen3_vl_moe: written: qwen3_vl_moe.py" in done.out
+    assert (WNA16 in done.out) == (told is not None)
+    assert told is None or re.search(told, done.out)
+    folder = run.folder / "generated" / version
+    assert (folder / "compressed_tensors_moe.py").exists() == (version == "0.11.2")
+    # asked for by its own name, what cannot be had is a refusal
+    assert run("apply", WNA16, "--vllm", version).code == code
+    shown = run("apply", "qwen3_vl_moe", "--vllm", version, "--diff")
+    assert shown.code == 1
+    assert ("compressed_tensors_moe.py\n+++ b/" in shown.out) == (version == "0.11.2")
 
 
 def test_list_of_what_is_not_recognised(run: Any) -> None:
@@ -137,7 +171,11 @@ def test_list_for_programs(run: Any) -> None:
         "qwen3_moe": ("native but faulty", ["qwen3_moe.py"]),
         "qwen3_vl_moe": ("native but faulty", ["qwen3_vl_moe.py"]),
         "llama4": ("native but faulty", ["llama4.py", "mllama4.py"]),
+        "compressed_tensors_wna16": ("native and sound", []),
     }
+    methods = {m["name"]: m for m in document["methods"]}
+    assert methods["Fp8MoEMethod"]["supports"] == "yes"
+    assert methods["AutoAWQMoEMethod"]["supports"] == "no"
     assert all(t["reason"] for t in targets.values())
     assert targets["qwen2_moe"]["faults"] == []
     first = targets["qwen3_moe"]["faults"][0]

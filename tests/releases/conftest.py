@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import pytest
-from eplb_codegen.analysis.modules import MODELS, Module, Modules
+from eplb_codegen.analysis.modules import Module, Modules
 from eplb_codegen.families import known_families
 from eplb_codegen.generate import Generated, Generator, Result
 from eplb_codegen.source import SourceTree, find_source
@@ -37,7 +37,7 @@ class Patched(NamedTuple):
 
 
 class Release:
-    """One release: its tree, its modules parsed once, and what every family comes to."""
+    """One release: its tree, its modules parsed once, and what every target comes to."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -61,7 +61,7 @@ class Release:
 
     def module(self, file: Generated, text: str | None = None) -> Module:
         """A generated file (or another text in its place) as a module of the release's tree."""
-        name = f"{MODELS}.{file.name.removesuffix('.py')}"
+        name = file.upstream.removesuffix(".py").replace("/", ".")
         return Module(name, file.upstream, file.output if text is None else text)
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -15,19 +14,9 @@ from eplb_codegen.generate import Generator
 from eplb_codegen.output import manifest
 from eplb_codegen.output.writer import digest, write_set
 from eplb_codegen.planning.plan import State
-from eplb_codegen.source import SourceTree
+from eplb_codegen.source import Overlay
 
 ERAS = ("0.10.0", "0.11.2", "0.24.0", "0.33.0")
-
-
-@dataclasses.dataclass(frozen=True)
-class Overlay(SourceTree):
-    """A tree in which some files have another text."""
-
-    texts: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def read(self, path: str) -> str:
-        return self.texts[path] if path in self.texts else super().read(path)
 
 
 def test_the_order_of_families_and_what_was_read_before_do_not_matter(release: Any) -> None:
@@ -48,8 +37,7 @@ def test_what_is_patched_counts_as_native(release: Any) -> None:
         result = release.results[family.name]
         if result.files:
             texts = {file.upstream: file.patched for file in result.files}
-            tree = Overlay(release.tree.root, release.version, "overlay", texts)
-            assert Generator(tree).generate(family).state is State.NATIVE
+            assert Generator(Overlay.of(release.tree, texts)).generate(family).state is State.NATIVE
 
 
 def test_writing_again_changes_nothing(release: Any, tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def test_imports_stay_sorted_and_new_lines_short(release: Any) -> None:
 def test_no_other_line_changes(release: Any) -> None:
     allowed = re.compile("|".join(f"(?:{pattern})" for pattern in REMOVED))
     for family, file in release.patched:
+        if release.results[family].family.methods:
+            continue  # see test_release_methods
         removed = [line for line in changed_lines(file) if line.startswith("-")]
         strange = [line for line in removed if not allowed.fullmatch(line[1:].strip())]
         assert strange == [], file.name

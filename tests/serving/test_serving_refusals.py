@@ -42,7 +42,7 @@ def refused(folder: Path, tree: SourceTree) -> str:
 
 
 def test_what_was_written_is_served(folder: Path, tree: SourceTree) -> None:
-    files = {file.name: file for file in served(folder, tree)}
+    files = {file.module.rpartition(".")[2]: file for file in served(folder, tree)}
     assert sorted(files) == ["llama4", "mllama4", "qwen3_moe"]
     assert files["qwen3_moe"].architectures == {"Qwen3MoeForCausalLM": "Qwen3MoeForCausalLM"}
     assert files["qwen3_moe"].source == (folder / RELEASE / "qwen3_moe.py").read_bytes()
@@ -114,7 +114,7 @@ def test_only_modules_of_the_folder_are_run(folder: Path, tree: SourceTree, name
 
 def test_file_that_the_manifest_does_not_list_is_not_served(folder: Path, tree: SourceTree) -> None:
     (folder / RELEASE / "extra.py").write_text("raise SystemExit('run')\n")
-    assert "extra" not in {file.name for file in served(folder, tree)}
+    assert "extra" not in {file.path.stem for file in served(folder, tree)}
 
 
 def test_a_link_is_followed_to_a_file_that_is_checked(

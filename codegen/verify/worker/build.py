@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,22 @@ def _parallel_config(config: Any, ranks: int, redundant: int | None) -> Any:
 class Subject:
     """The classes under test: vLLM's own, or those of a generated folder."""
 
-    def __init__(self, module: str | None, architecture: str, upstream: str) -> None:
+    def __init__(
+        self,
+        module: str | None,
+        architecture: str,
+        upstream: str,
+        methods: Mapping[str, str],
+        adapt: Callable[[], None],
+    ) -> None:
+        """Imports upstream's class.
+
+        Args:
+            methods: generated files of quantisation methods, by the module that each replaces.
+            adapt: is called after such a module was replaced.
+        """
         self.architecture = architecture
+        self.methods, self.adapt = methods, adapt
         self.upstream_module = f"vllm.model_executor.models.{upstream}"
         self.upstream = self._upstream_class()
         self.module = module
@@ -102,6 +116,9 @@ class Subject:
         if which == "generated":
             assert self.module is not None
             chosen = _load(Path(self.module), self.architecture)
+        for name, path in self.methods.items():
+            _exec_in_place(name, Path(path) if which == "generated" else None)
+            self.adapt()
         tree.need("vllm.model_executor.models:ModelRegistry").register_model(
             self.architecture, chosen
         )
@@ -110,6 +127,14 @@ class Subject:
         if remembered is not None:
             remembered.clear()
         return chosen
+
+
+def _exec_in_place(name: str, path: Path | None) -> None:
+    """Give a module the code of a generated file, as the plugin does, or its own again."""
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    file = path or Path(module.__file__)
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), module.__dict__)
 
 
 def _load(path: Path, architecture: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import build, checkpoint, checks, reference, slots
+from . import build, checkpoint, checks, reference, slots, wna16
 from .eplb import Balancer, moe_model
 from .families import FAMILIES
 from .ranks import Failed, Ranks
@@ -25,7 +25,11 @@ class Cases:
         self.family = FAMILIES[job["family"]]
         self.device = torch.device(job["device"])
         self.subject = build.Subject(
-            job.get("module"), self.family.architecture, self.family.module
+            job.get("module"),
+            self.family.architecture,
+            self.family.module,
+            job["methods"],
+            wna16.adapt if job["device"] == "cpu" else lambda: None,
         )
         self.out = ranks.reporter
 
@@ -81,7 +85,7 @@ class Cases:
                     experts,
                     self.layout,
                     self.job["seed"],
-                    fp8=self.job["fp8"],
+                    quantization=self.job["quantization"],
                     **changes,
                 )
 
@@ -100,7 +104,8 @@ class Cases:
         The first stage that was not left, "building", "loading" or later, is kept in `self.stage`.
         """
         expected = checkpoint.read_experts(folder, self.family)
-        experts = next(iter(expected.values()))["w13_weight"].shape[0] if expected else 0
+        tensors = [t for layer in expected.values() for t in layer.values()]
+        experts = tensors[0].shape[0] if tensors else 0
         physical = slots.initial_map(experts, redundant or 0)
         judged: list[slots.Slot] = []
         stage = "building"
@@ -431,7 +436,9 @@ class Cases:
     def _slots_now(self, model: Any, balancer: Balancer) -> None:
         table = balancer.physical_to_logical.cpu().tolist()
         layers = dict(zip(sorted(self.expected), table, strict=False))
-        judged = slots.judge(model, self.expected, self.ranks.rank, layers)
+        modules = {number: module for number, _, module in slots.expert_modules(model)}
+        kept = {n: wna16.kept(modules[n], held) for n, held in self.expected.items()}
+        judged = slots.judge(model, kept, self.ranks.rank, layers)
         everywhere = [s for part in self.ranks.gather(judged) for s in part]
         self._slots("5 rearrangement", "after rearrangements", everywhere)
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from . import fp8_blocks, tokenizer
+from . import fp8_blocks, tokenizer, wna16
 from .families import Family
 
 Tensors = dict[str, torch.Tensor]
@@ -30,18 +30,23 @@ def write(
     layout: str,
     seed: int,
     dense: bool = False,
-    fp8: bool = False,
+    quantization: str | None = None,
 ) -> Path:
     """Write config.json and model.safetensors with E distinct experts; none at all if `dense`.
 
-    With `fp8` the experts' own weights, and nothing else, are fp8 with a scale for each block.
+    With a `quantization` the experts' own weights, and nothing else, are in it: "fp8" with a scale
+    for each block, or one of `wna16.GROUPS`.
     """
     config = family.tiny(experts, dense)
     moe_layers = () if dense else family.moe_layers
     tensors = _tensors(family, config, moe_layers, layout, seed)
-    if fp8:
+    if quantization == "fp8":
         config["quantization_config"] = fp8_blocks.config(tensors, _is_own_weight)
         tensors = fp8_blocks.quantised(tensors, _is_own_weight)
+    elif quantization is not None:
+        group = wna16.GROUPS[quantization]
+        config["quantization_config"] = wna16.config(tensors, _is_own_weight, group)
+        tensors = wna16.quantised(tensors, _is_own_weight, group)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     if not family.vision:
@@ -252,11 +257,13 @@ def read_experts(folder: Path, family: Family) -> Experts:
     out: Experts = {}
     for layer, kind in sorted({(layer, kind) for layer, _, kind in parts}):
         held = {part: t for (n, part, k), t in parts.items() if (n, k) == (layer, kind)}
-        if gate_up := _gate_up(held):
+        if kind.endswith("_shape") and "gate" in held:
+            out.setdefault(layer, {})[f"w13_{kind}"] = held["gate"]  # the same as that of up
+        elif gate_up := _gate_up(held):
             out.setdefault(layer, {})[f"w13_{kind}"] = gate_up[0]
         if "down" in held:
             out.setdefault(layer, {})[f"w2_{kind}"] = held["down"]
-    return out
+    return {layer: wna16.loaded(experts) for layer, experts in out.items()}
 
 
 def _gate_up(held: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

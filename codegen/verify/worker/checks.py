@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import tree
-from .slots import expert_modules, expert_parameters
+from .slots import expert_modules, expert_parameters, number_of_slots
 
 
 def protocol(model: Any, moe: Any, experts: int, redundant: int, ep: int) -> list[str]:
@@ -64,8 +64,10 @@ def handed_out(model: Any, moe: Any) -> list[str]:
     if len(given) != len(modules):
         return [f"expert_weights has {len(given)} layers, the model {len(modules)}"]
     for weights, (number, _, module) in zip(given, modules, strict=False):
-        parameters = dict(expert_parameters(module))
-        slots = module.w13_weight.shape[0]
+        # of empty ones there is nothing to tell them apart by, and nothing to move
+        parameters = {n: p for n, p in expert_parameters(module) if p.numel()}
+        weights = [w for w in weights if w.numel()]
+        slots = number_of_slots(module)
         storage = {w.data_ptr(): w for w in weights}
         for name, parameter in parameters.items():
             handed = storage.pop(parameter.data_ptr(), None)

@@ -14,25 +14,30 @@ LARGEST = torch.finfo(torch.float8_e4m3fn).max
 SCALE = "weight_scale_inv"
 
 
-def config(tensors: Mapping[str, torch.Tensor], chosen: Callable[[str], bool]) -> dict[str, Any]:
-    """quantization_config for a checkpoint of which only the chosen weights are quantised."""
-    others = [
+def others(tensors: Mapping[str, torch.Tensor], chosen: Callable[[str], bool]) -> list[str]:
+    """The layers of a checkpoint that are not quantised, by every name that vLLM may ask for."""
+    names = [
         name.removesuffix(".weight")
         for name, tensor in tensors.items()
         if name.endswith(".weight") and tensor.dim() == 2 and not chosen(name)
     ]
     # By the names of vLLM's fused layers too: not every class says what its layers are fused of.
-    fused = {re.sub(r"\b[qkv]_proj$", "qkv_proj", name) for name in others}
+    fused = {re.sub(r"\b[qkv]_proj$", "qkv_proj", name) for name in names}
     fused = {re.sub(r"\b(gate|up)_proj$", "gate_up_proj", name) for name in fused}
     # "": some classes give layers no name at all.
-    others += ["", *sorted(fused - set(others))]
+    return [*names, "", *sorted(fused - set(names))]
+
+
+def config(tensors: Mapping[str, torch.Tensor], chosen: Callable[[str], bool]) -> dict[str, Any]:
+    """quantization_config for a checkpoint of which only the chosen weights are quantised."""
+    ignored = others(tensors, chosen)
     return {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
         "weight_block_size": [BLOCK, BLOCK],
         # Which of the names is read depends on the release.
-        "ignored_layers": others,
-        "modules_to_not_convert": others,
+        "ignored_layers": ignored,
+        "modules_to_not_convert": ignored,
     }
 
 

@@ -82,11 +82,14 @@ def _set_up(job: dict[str, Any], rank: int, folder: Path, reporter: Reporter) ->
     torch.set_num_threads(1)
     import vllm
 
+    from . import attention, wna16
+
     if device == "cpu":
         cpu.after_import()
+        if job["quantization"] in wna16.GROUPS:
+            wna16.adapt()
     else:
         torch.cuda.set_device(rank)
-    from . import attention
     from .build import join
     from .cases import Cases
     from .ranks import Ranks

@@ -50,6 +50,12 @@ def observing(observer: Callable[[Any, torch.Tensor], None]) -> Iterator[None]:
         _observers.remove(observer)
 
 
+def observed(layer: Any, ids: torch.Tensor) -> None:
+    """Tell the observers what a layer's experts are given."""
+    for observer in _observers:
+        observer(layer, ids)
+
+
 def layer_experts(
     layer: Any,
     hidden: torch.Tensor,
@@ -58,8 +64,7 @@ def layer_experts(
     expert_map: torch.Tensor | None,
     weight_on_input: bool,
 ) -> torch.Tensor:
-    for observer in _observers:
-        observer(layer, ids)
+    observed(layer, ids)
     if hasattr(layer, "w13_weight_scale"):
         raise NotImplementedError("no reference for experts whose scales are not those of blocks")
     scales = [getattr(layer, f"{name}_{fp8_blocks.SCALE}", None) for name in ("w13", "w2")]

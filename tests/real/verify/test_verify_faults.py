@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from eplb_codegen.output.writer import digest
 
 FILE = "qwen2_moe.py"
+METHODS = "compressed_tensors_moe.py"
 Plant = Callable[..., Path]
 
 
@@ -21,15 +23,16 @@ def plant(generated: Path, release: str, tmp_path: Path) -> Plant:
     The manifest vouches for the result, as if the generator had written it.
     """
 
-    def replace(pattern: str, by: str) -> Path:
+    def replace(pattern: str, by: str, file: str) -> Path:
         ours = generated / release
-        text = (ours / FILE).read_text(encoding="utf-8")
+        text = (ours / file).read_text(encoding="utf-8")
         faulty, count = re.subn(pattern, by, text)
-        assert count == 1, f"{pattern!r} is there {count} times"
-        compile(faulty, FILE, "exec")
+        # a method is there for Triton and for Marlin
+        assert count == (2 if file == METHODS else 1), f"{pattern!r} is there {count} times"
+        compile(faulty, file, "exec")
         folder = tmp_path / "planted" / release
-        folder.mkdir(parents=True)
-        (folder / FILE).write_text(faulty, encoding="utf-8")
+        shutil.copytree(ours, folder)
+        (folder / file).write_text(faulty, encoding="utf-8")
         manifest = (ours / "manifest.toml").read_text(encoding="utf-8")
         manifest = manifest.replace(digest(text), digest(faulty))
         (folder / "manifest.toml").write_text(manifest, encoding="utf-8")
@@ -42,8 +45,10 @@ def plant(generated: Path, release: str, tmp_path: Path) -> Plant:
 def caught(verify: Any, plant: Plant) -> Callable[..., str]:
     """Verify with a fault; returns what the check that is meant for it said."""
 
-    def run(check: str, pattern: str, by: str, *options: object, case: str = "R = 2") -> str:
-        folder = plant(pattern, by)
+    def run(
+        check: str, pattern: str, by: str, *options: object, case: str = "R = 2", file: str = FILE
+    ) -> str:
+        folder = plant(pattern, by, file)
         given = ["--layout", "per-expert", "--redundant", 2, *options]
         done = verify("qwen2_moe", "--generated", folder, *given)
         assert done.code == 1, done.text
@@ -87,9 +92,32 @@ def test_two_experts_swapped(caught: Callable[..., str]) -> None:
 @pytest.mark.release("0.10.0")
 def test_scale_not_loaded(caught: Callable[..., str]) -> None:
     skipping = f'if "w2_weight_scale" in name:\n{" " * 24}break\n{" " * 20}{REPLICAS}'
-    said = caught("3 slots", REPLICAS, skipping, "--fp8")
+    said = caught("3 slots", REPLICAS, skipping, "--quantization", "fp8")
     assert "90 of 120 right, 30 never or partly written, 0 wrong" in said
     assert "layer 0, rank 0, slot 0 (physical 0), w2_weight_scale_inv: never written" in said
+
+
+@pytest.mark.release("0.11.2")
+@pytest.mark.parametrize("quantization", ["wna16", "wna16-marlin"])
+def test_replicas_not_chosen_by_the_method(caught: Callable[..., str], quantization: str) -> None:
+    pattern = r"enable_eplb=enable_eplb,\n +expert_load_view=expert_load_view,\n( +)logical_to_phys"
+    said = caught(
+        *("6 load", pattern, r"logical_to_phys", "--quantization", quantization), file=METHODS
+    )
+    assert "MoE layer 0: 0" in said
+
+
+@pytest.mark.release("0.11.2")
+@pytest.mark.parametrize("quantization", ["wna16", "wna16-marlin"])
+def test_method_that_does_not_answer_for_eplb(
+    caught: Callable[..., str], quantization: str
+) -> None:
+    """As upstream's: the release's own refusal is what is reported."""
+    pattern = r"( +)return True\n(?=\n\nclass CompressedTensorsW(?:NA16MoE|4A8Int8MoE)Method)"
+    said = caught(
+        *("1 protocol", pattern, r"\1return False\n", "--quantization", quantization), file=METHODS
+    )
+    assert "EPLB is not supported CompressedTensorsWNA16M" in said
 
 
 @pytest.mark.release("0.22.1")

@@ -71,7 +71,7 @@ def test_another_seed_and_an_odd_number_of_experts(verify: Any, generated: Path)
 
 
 def test_fp8_experts_with_their_scales(verify: Any, generated: Path) -> None:
-    done = verify("qwen2_moe", "--generated", generated, "--fp8", "--redundant", 2)
+    done = verify("qwen2_moe", "--generated", generated, "--quantization", "fp8", "--redundant", 2)
     done.all_passed("per-expert, EPLB off", "per-expert, R = 2")
     slots = {(s["case"], s["when"]): s["slots"] for s in done.target["slot_counts"]}
     # 3 MoE layers, 10 physical experts, 2 weights and 2 scales each

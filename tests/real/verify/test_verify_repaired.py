@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,47 @@ def test_upstream_wrapper_of_llama4_keeps_its_old_counts(verify: Any) -> None:
     (counts,) = [c for c in multimodal["checks"] if c["status"] == "failed"]
     assert counts["check"] == "8 errors"
     assert "num_physical_experts is 10 afterwards, should be 15" in counts["detail"]
+
+
+@pytest.mark.release("0.32.0")
+def test_scales_of_channels_are_not_transposed(generated: Path, release: str) -> None:
+    """As RoutedExperts.load_weights: what is transposed are weights, and scales of blocks."""
+    import ast
+
+    import torch
+
+    text = (generated / release / "qwen3_vl_moe.py").read_text(encoding="utf-8")
+    (split,) = (
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == "split_fused_experts"
+    )
+    names: dict[str, Any] = {"Iterable": Iterable, "torch": torch}
+    exec(ast.unparse(split), names)
+    experts, hidden, inner = 4, 6, 5
+    at = "layers.0.mlp.experts."
+    fused = {
+        f"{at}gate_up_proj": torch.rand(experts, hidden, 2 * inner),
+        f"{at}gate_up_proj_scale": torch.rand(experts, 2 * inner, 1),
+        f"{at}gate_up_proj_scale_inv": torch.rand(experts, 3, 4),
+        f"{at}down_proj": torch.rand(experts, inner, hidden),
+        f"{at}down_proj_scale": torch.rand(experts, hidden, 1),
+    }
+    found = dict(names["split_fused_experts"](fused.items()))
+    for expert in range(experts):
+        own = f"{at}{expert}."
+        gate_up = fused[f"{at}gate_up_proj"][expert].t()
+        scales = fused[f"{at}gate_up_proj_scale"][expert]
+        blocks = fused[f"{at}gate_up_proj_scale_inv"][expert].t()
+        for name, want in {
+            "gate_proj.weight": gate_up[:inner],
+            "up_proj.weight": gate_up[inner:],
+            "down_proj.weight": fused[f"{at}down_proj"][expert].t(),
+            "gate_proj.weight_scale": scales[:inner],
+            "up_proj.weight_scale": scales[inner:],
+            "down_proj.weight_scale": fused[f"{at}down_proj_scale"][expert],
+            "gate_proj.weight_scale_inv": blocks[:2],
+            "up_proj.weight_scale_inv": blocks[2:],
+        }.items():
+            assert torch.equal(found.pop(own + name), want), name
+    assert not found

@@ -50,13 +50,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="what each family is in a vLLM")
+    listing = commands.add_parser("list", help="what each target is in a vLLM")
     listing.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="only these families or files"
+        "targets", nargs="*", metavar="TARGET", help="only these families, methods or files"
     )
     applying = commands.add_parser("apply", help="write patched model files")
-    applying.add_argument("targets", nargs="*", metavar="TARGET", help="a family, or a model file")
-    applying.add_argument("--all", action="store_true", help="every family")
+    applying.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="a family, a method, or a file"
+    )
+    applying.add_argument("--all", action="store_true", help="every target")
     applying.add_argument(
         "--out", type=Path, default=Path("generated"), metavar="DIR", help="default: %(default)s"
     )
@@ -69,14 +71,20 @@ def _parser() -> argparse.ArgumentParser:
         "--revert", action="store_true", help="undo --in-place; of all targets if none is named"
     )
     for command in (listing, applying):
-        where = command.add_mutually_exclusive_group()
-        where.add_argument("--vllm", metavar="VERSION", help="this release, from the package index")
-        where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
+        _add_source(command)
         command.add_argument("--json", action="store_true", help="for programs")
     _add_verify(commands)
     _add_doctor(commands)
     _add_check(commands)
     return parser
+
+
+def _add_source(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument(
+        "--vllm", metavar="VERSION", help='this release, or "latest", from the package index'
+    )
+    where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
 
 
 def _add_verify(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -149,9 +157,7 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="DIR",
         help="where `apply` wrote; default: what EPLB_CODEGEN_DIR says",
     )
-    where = examining.add_mutually_exclusive_group()
-    where.add_argument("--vllm", metavar="VERSION", help="this release, from the package index")
-    where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
+    _add_source(examining)
     add("--json", action="store_true", help="for programs")
 
 
@@ -166,9 +172,7 @@ def _add_check(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("targets", nargs="*", metavar="TARGET", help="only these; default: what DIR lists")
     add("--out", type=Path, default=Path("generated"), metavar="DIR", help="default: %(default)s")
     add("--fix", action="store_true", help="make anew or retire what can be")
-    where = checking.add_mutually_exclusive_group()
-    where.add_argument("--vllm", metavar="VERSION", help='this release, or "latest"')
-    where.add_argument("--source", type=Path, metavar="DIR", help="a vLLM checkout")
+    _add_source(checking)
     form = checking.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="for programs")
     form.add_argument(

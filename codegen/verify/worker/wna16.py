@@ -7,7 +7,7 @@ first does runs as it is; with the second weights stay in the order they were lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,16 +140,9 @@ def _fused_experts(
     quant_config: Any = None,
     **_: Any,
 ) -> Any:
-    reference.observed(_layers[-1], topk_ids)
-    return reference.experts(
-        hidden_states,
-        numbers(w1, quant_config.w1_scale),
-        numbers(w2, quant_config.w2_scale),
-        topk_weights,
-        topk_ids,
-        expert_map,
-        apply_router_weight_on_input,
-    )
+    numbers_of = (numbers(w1, quant_config.w1_scale), numbers(w2, quant_config.w2_scale))
+    chosen = (topk_weights, topk_ids)
+    return _answer(hidden_states, numbers_of, chosen, expert_map, apply_router_weight_on_input)
 
 
 def _fused_marlin_moe(
@@ -174,17 +167,23 @@ def _fused_marlin_moe(
     order = (g_idx1, g_idx2, sort_indices1, sort_indices2)
     if any(index.shape != (w1.shape[0], 0) for index in order):
         raise NotImplementedError("no reference for experts in the order of their activations")
-    up, down = (
+    numbers_of = [
         numbers(w.transpose(1, 2).contiguous().view(torch.uint8), scale.transpose(1, 2))
         for w, scale in ((w1, w1_scale), (w2, w2_scale))
-    )
-    reference.observed(_layers[-1], topk_ids)
-    return reference.experts(
-        hidden_states,
-        up,
-        down,
-        topk_weights,
-        topk_ids,
-        expert_map,
-        apply_router_weight_on_input,
-    )
+    ]
+    chosen = (topk_weights, topk_ids)
+    return _answer(hidden_states, numbers_of, chosen, expert_map, apply_router_weight_on_input)
+
+
+def _answer(
+    hidden: torch.Tensor,
+    numbers_of: Sequence[torch.Tensor],
+    chosen: tuple[torch.Tensor, torch.Tensor],
+    expert_map: torch.Tensor | None,
+    weight_on_input: bool,
+) -> torch.Tensor:
+    """`numbers_of` w13 and w2; `chosen` are weights and ids, [tokens, top-k] each."""
+    w13, w2 = numbers_of
+    weights, ids = chosen
+    reference.observed(_layers[-1], ids)
+    return reference.experts(hidden, w13, w2, weights, ids, expert_map, weight_on_input)

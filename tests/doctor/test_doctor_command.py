@@ -70,6 +70,39 @@ def test_a_wrapper_s_language_model(doctor: Any, checkpoint: Callable[..., Path]
     assert set(document["findings"][0]) == {"level", "about", "message", "advice"}
 
 
+def test_a_quantisation_method_before_and_after_apply(
+    doctor: Any, checkpoint: Callable[..., Path]
+) -> None:
+    asked = ("doctor", checkpoint("qwen3-vl-30b-a3b-w4a16"), "-tp", 8, "--redundant", 16)
+    before = doctor(*asked, "--vllm", "0.11.2")
+    text = lines(before.out, "quantisation")
+    assert text.startswith("problem  quantisation: compressed-tensors: vLLM refuses EPLB with it")
+    assert "-> eplb-codegen apply compressed_tensors_wna16 --vllm 0.11.2 patches it." in text
+    assert doctor("apply", "qwen3_vl_moe", "--vllm", "0.11.2", "--out", "out").code == 0
+    after = doctor(*asked, "--vllm", "0.11.2", EPLB_CODEGEN_DIR="out")
+    text = lines(after.out, "quantisation")
+    assert text.startswith("ok       quantisation: compressed-tensors: EPLB runs with it")
+    assert "CompressedTensorsWNA16MarlinMoEMethod: supports_eplb is True" in text
+    assert "of generated files" in text
+    assert "compressed_tensors_moe.py as written" in lines(after.out, "generated files")
+    # where it cannot be patched nothing is promised
+    text = lines(doctor(*asked, "--vllm", "0.11.0").out, "quantisation")
+    assert "-> Serve it without --enable-eplb" in text
+
+
+def test_a_repaired_file_is_as_good_as_an_added_one(
+    doctor: Any, checkpoint: Callable[..., Path]
+) -> None:
+    model = checkpoint("qwen3-235b-a22b")
+    asked = ("doctor", model, "--vllm", NEW, "-tp", 8, "--redundant", 8)
+    text = lines(doctor(*asked).out, "model class")
+    assert re.match("problem .*supports EPLB itself, but is faulty: .*fused-replicas", text)
+    assert f"-> eplb-codegen apply qwen3_moe --vllm {NEW}" in text
+    assert doctor("apply", "qwen3_moe", "--vllm", NEW, "--out", "out").code == 0
+    text = lines(doctor(*asked, EPLB_CODEGEN_DIR="out").out, "model class")
+    assert re.match(r"ok .*Qwen3MoeForCausalLM: the generated class, .*/qwen3_moe\.py", text)
+
+
 def test_what_vllm_serves_itself_takes_no_plugin(
     doctor: Any, checkpoint: Callable[..., Path]
 ) -> None:

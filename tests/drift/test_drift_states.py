@@ -90,6 +90,24 @@ def test_support_of_upstream_that_is_faulty_is_told(
     assert re.search(r"^\+ +MixtureOfExperts\):$", done.out, re.M)
 
 
+WNA16 = "compressed_tensors_wna16"
+
+
+def test_a_quantisation_method_that_upstream_has_now(
+    tool: Any, generated: Callable[..., Path], tmp_path: Path
+) -> None:
+    generated("0.11.2", WNA16)
+    done = tool("check", "--vllm", "0.12.0", "--json")
+    (target,) = done.json["targets"]
+    assert (done.code, target["state"]) == (1, "upstream now sound, retire the patch")
+    # its own release: nothing to do, and lost files are known by their headers
+    assert tool("check", "--vllm", "0.11.2").code == 0
+    (tmp_path / "generated/0.11.2/manifest.toml").unlink()
+    assert tool("check", "--vllm", "0.11.2", "--json").states == {WNA16: "not all there"}
+    assert tool("check", "--fix", "--vllm", "0.11.2").code == 0
+    assert tool("check", "--vllm", "0.11.2", "--json").states == {WNA16: "in sync"}
+
+
 def test_in_sync_in_its_own_release(tool: Any, generated: Callable[..., Path]) -> None:
     generated("0.32.0", "qwen2_moe")
     assert tool("check", "--vllm", "0.32.0").out.splitlines() == [

@@ -258,3 +258,21 @@ def test_families_that_need_nothing(tool: Any, checkout: Checkout) -> None:
     done = tool("apply", "--all", "--in-place", "--source", "vllm")
     assert "qwen3_vl_moe: file absent" in done.out
     assert family("qwen3_moe").name in done.out + done.err
+
+
+def test_a_quantisation_method(tool: Any, result: Callable[..., Any], tmp_path: Path) -> None:
+    """Its file stands in a folder of its own."""
+    name, tree = "compressed_tensors_wna16", find_source(version="0.11.2")
+    made = result("0.11.2", name)
+    (file,) = made.files
+    paths = {"PKG-INFO", "vllm/__init__.py", *made.entry.depends}
+    checkout = Checkout(
+        tmp_path / "vllm", {f"{MODELS}/qwen2_moe.py": "", **{p: tree.read(p) for p in paths}}
+    )
+    arguments = ("apply", name, "--in-place", "--source", "vllm")
+    assert tool(*arguments).code == 0
+    assert checkout.status == [f" M {file.upstream}"]
+    assert (checkout.root / file.upstream).read_text() == file.patched
+    assert "unchanged" in tool(*arguments).out
+    assert tool(*REVERT).code == 0
+    assert checkout.status == []

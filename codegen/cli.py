@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__, speech
-from .errors import EnvironmentFault, Fault
+from .errors import EnvironmentFault, Exit, Fault
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Fault as fault:
         print(f"eplb-codegen: {fault}", file=sys.stderr)
         return fault.exit
+    except OSError as error:
+        # whatever was not foreseen: a folder without permission, a disk that is gone
+        print(f"eplb-codegen: {error}", file=sys.stderr)
+        return Exit.USAGE
     except KeyboardInterrupt:
         print("eplb-codegen: interrupted", file=sys.stderr)
         return 130

@@ -25,6 +25,8 @@ class Kept(NamedTuple):
     """A file before it was patched, and after; of a patch that was made anew the last two."""
 
     family: str
+    version: str
+    """That of the checkout when it was patched."""
     original: str
     patched: tuple[str, ...]
 
@@ -57,8 +59,10 @@ class Record:
             document: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
             if document["format"] != FORMAT:
                 raise ValueError(f"it has format {document['format']}, not {FORMAT}")
-            for path, (family, original, patched) in document["files"].items():
-                self.files[path] = Kept(family, original, tuple(patched))
+            for path, (family, version, original, patched) in document["files"].items():
+                self.files[path] = Kept(family, version, original, tuple(patched))
+            if not all(isinstance(text, str) for k in self.files.values() for text in k[:3]):
+                raise ValueError("it holds something else than texts")
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -106,11 +110,11 @@ def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tupl
         EnvironmentFault: a file or the record cannot be written.
     """
     texts: dict[str, str] = {}
+    # of all families, so that a patch is the same whatever else is patched
     for path, kept in record.files.items():
-        if kept.family == family.name and tree.exists(path):
-            found = tree.read(path)
-            state = _state(kept, found)
-            if state is _Is.EDITED and not force:
+        if tree.exists(path):
+            state = _state(kept, tree.read(path), tree.version)
+            if kept.family == family.name and state is _Is.EDITED and not force:
                 raise EditedByHand(
                     f"{tree.root / path} was edited since it was patched",
                     "--force gives up the edit.",
@@ -126,6 +130,7 @@ def patch(tree: SourceTree, record: Record, family: Family, force: bool) -> tupl
         kept_now = {
             p: Kept(
                 family.name,
+                tree.version,
                 f.original,
                 (*(before[p].patched[-1:] if p in before else ()), f.patched),
             )
@@ -156,7 +161,7 @@ def revert(tree: SourceTree, record: Record, name: str, force: bool) -> list[str
         if kept.family != name:
             continue
         there = tree.exists(path)
-        state = _state(kept, tree.read(path)) if there else _Is.EDITED
+        state = _state(kept, tree.read(path), tree.version) if there else _Is.EDITED
         if state is _Is.EDITED and not force:
             raise EditedByHand(
                 f"{tree.root / path} was {'edited since it was patched' if there else 'deleted'}",
@@ -169,13 +174,24 @@ def revert(tree: SourceTree, record: Record, name: str, force: bool) -> list[str
     return list(before)
 
 
-def _state(kept: Kept, found: str) -> _Is:
-    if found == kept.original:
+def _state(kept: Kept, found: str, version: str) -> _Is:
+    """What a file of a checkout, which is of this version now, is beside what was patched.
+
+    Upstream's support of a later version has many lines of a patch, but not nearly all.
+    """
+    plain = _lines(found)
+    if plain == _lines(kept.original):
         return _Is.ORIGINAL
-    if found in kept.patched:
+    if plain in map(_lines, kept.patched):
         return _Is.PATCHED
-    added = set(source_lines(kept.patched[-1])) - set(source_lines(kept.original))
-    return _Is.EDITED if added & set(source_lines(found)) else _Is.OTHER
+    added = set(_lines(kept.patched[-1])) - set(_lines(kept.original))
+    most = 0.0 if version == kept.version else 0.9
+    return _Is.EDITED if len(added & set(plain)) > most * len(added) else _Is.OTHER
+
+
+def _lines(text: str) -> list[str]:
+    """Without their ends, which git or an editor may have changed."""
+    return [line.rstrip("\r\n") for line in source_lines(text)]
 
 
 def _write(tree: SourceTree, texts: dict[str, str]) -> None:

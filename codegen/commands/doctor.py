@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from ..doctor import Level, Request, examine
 from ..doctor.config import read_config
 from ..doctor.spread import Sizes
 from ..errors import EnvironmentFault, Exit
+from ..paths import expanded
 from ..plugin import FOLDER
 from ..source.local import installed_tree
 from ..speech import say
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> Exit:
     """A line for each finding. Exit 1 if one is a problem, 0 if not."""
     sizes = _sizes(options)
     given = options.out or os.environ.get(FOLDER)
-    folder = Path(given).expanduser() if given else None
+    folder = expanded(given) if given else None
     config = read_config(options.model, progress) if options.model else None
     named = options.vllm or options.source
     tree = source_tree(options) if options.model or named else installed_tree()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import EnvironmentFault
+from ..paths import expanded
 
 MAX_BYTES = 4_000_000
 """A larger one is no config.json; the largest have some 100 kB."""
@@ -66,10 +67,16 @@ def read_config(
     Raises:
         EnvironmentFault: it cannot be had, or is not what it should be.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-    if path.is_file():
+    path = expanded(model)
+    try:
+        folder = path.is_dir()
+        there = folder or path.exists()
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be read: {error.strerror or error}") from None
+    if there:
+        path = path / "config.json" if folder else path
+        if not path.is_file():
+            raise EnvironmentFault(f"{path} is not there, or is no file")
         return _parsed(_bytes(path), str(path))
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model) or ".." in model:
         raise EnvironmentFault(
@@ -83,12 +90,18 @@ def read_config(
 
 def _parsed(data: bytes, where: str) -> ModelConfig:
     try:
-        whole = json.loads(data)
+        whole = json.loads(data, parse_int=_whole_number)
     except (ValueError, RecursionError) as error:
         raise EnvironmentFault(f"{where} is not valid JSON: {error}") from None
     if not isinstance(whole, dict):
         raise EnvironmentFault(f"{where} holds no JSON object")
     return ModelConfig(where, whole, _text(whole))
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
@@ -117,14 +130,17 @@ def _cached(model: str, environment: Mapping[str, str]) -> Path | None:
     """The file in the hub's cache: models--ORG--NAME/snapshots/<refs/main>/config.json."""
     cache = Path(environment.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(environment.get("HF_HOME") or cache / "huggingface")
-    hub = Path(environment.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    hub = expanded(environment.get("HF_HUB_CACHE") or home / "hub")
     folder = hub / f"models--{model.replace('/', '--')}"
     try:
         revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     path = folder / "snapshots" / revision / "config.json"
-    return path if path.is_file() else None
+    try:
+        return path if path.is_file() else None
+    except OSError:
+        return None
 
 
 def _download(model: str, progress: Callable[[str], None], environment: Mapping[str, str]) -> bytes:
@@ -151,5 +167,10 @@ def _download(model: str, progress: Callable[[str], None], environment: Mapping[
             for chunk in answer.iter_bytes():
                 data = _bounded(data + chunk, url)
             return data
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    # ImportError: a proxy of a kind that takes another package; ValueError: of no kind at all
+    except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as error:
         raise EnvironmentFault(f"{url} cannot be had: {error}", advice) from None
+
+
+MAX_DIGITS = 18
+"""Of a size: what is longer is none, and takes no part in sums."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import Fault
+from ..paths import expanded
 from ..plugin import FOLDER
 from ..serving.folder import Served, served
 from ..source import SourceTree
@@ -36,7 +37,7 @@ def generated(tree: SourceTree | None, folder: Path | None) -> Generated:
             f"Set it to the folder that `eplb-codegen apply` writes to{there}.",
         )
         return Generated((), (nothing,))
-    path = folder.expanduser().absolute()
+    path = expanded(folder).absolute()
     found = []
     if not os.environ.get(FOLDER):
         message = f"{FOLDER} is not set in this environment: without it the plugin does nothing"

@@ -64,8 +64,9 @@ class Folders:
 
     @property
     def current(self) -> Folder | None:
-        """The folder of the version at hand."""
-        return next((f for f in self if f.vllm == self._vllm), None)
+        """The folder of the version at hand, if anything was ever written to it."""
+        mine = (f for f in self if f.vllm == self._vllm)
+        return next((f for f in mine if f.listed or f.targets()), None)
 
     def __iter__(self) -> Iterator[Folder]:
         """The nearest first: of this version, then the newest older one, and so on.
@@ -85,9 +86,16 @@ class Folders:
         return next((f for f in self if f.entry(target)), None)
 
     def targets(self) -> list[str]:
-        """The families of the folder of this version, or else of all folders."""
+        """The families of the folder of this version and the nearest older one, or else of all.
+
+        The older one's too: what an upgrade has left undone is no less so for what it has done.
+        """
         current = self.current
-        folders = [current] if current else list(self)
+        folders = list(self)
+        if current:
+            at_hand = Version(self._vllm)
+            older = [f for f in folders if Version(f.vllm) < at_hand]
+            folders = [current, *older[:1]]
         return list(dict.fromkeys(name for f in folders for name in f.targets()))
 
 

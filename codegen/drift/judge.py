@@ -42,14 +42,27 @@ def judge(tree: SourceTree, folders: Folders, result: Result, old_texts: OldText
         here = folders.out / tree.version
         return Report(result.family, result, None, tuple(_unlisted(here, result)))
     found = _Comparison(tree, folder, entry, result)
-    findings = sorted(found.findings(), key=lambda f: list(Drift).index(f.drift))
+    findings = list(found.findings())
+    if current and folder != current:
+        left = f"{current.path} does not have it, as {folder.path} does"
+        findings.append(Finding(Drift.MISSING, left))
+    findings.sort(key=lambda f: list(Drift).index(f.drift))
     if not findings:
         return Report(result.family, result, folder, (Finding(Drift.IN_SYNC, found.agreement()),))
     return Report(result.family, result, folder, tuple(findings), found.files(old_texts))
 
 
 def _unlisted(folder: Path, result: Result) -> Iterator[Finding]:
-    """Of a target that no manifest lists."""
+    """Of a target that no manifest lists.
+
+    Raises:
+        EnvironmentFault: there is no such file in vLLM either.
+    """
+    if result.state is State.ABSENT:
+        raise EnvironmentFault(
+            f"{result.family.name} is generated nowhere in {folder.parent}, and {result.reason}",
+            "`eplb-codegen list` shows the targets.",
+        )
     if result.entry is None:
         yield _without_result(result, listed=False)
         return

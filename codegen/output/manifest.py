@@ -104,6 +104,8 @@ def _parse(table: dict[str, Any], path: Path, vllm: str, advice: str) -> Manifes
         raise EnvironmentFault(f"{path} has format {table['format']}, not {FORMAT}", advice)
     if table["vllm"] != vllm:
         raise EnvironmentFault(f"{path} is for vLLM {table['vllm']}, not {vllm}", advice)
+    if not _is_plain(table):
+        raise ValueError("not written by this tool")
     names = [name for entry in table["families"].values() for name in entry["files"]]
     if any(set(name) & set("/\\:\0") or name in (".", "..") for name in names):
         raise ValueError("not the name of a file in this folder")
@@ -123,3 +125,12 @@ def _parse(table: dict[str, Any], path: Path, vllm: str, advice: str) -> Manifes
             for name, entry in table["families"].items()
         },
     )
+
+
+def _is_plain(value: object) -> bool:
+    """Whether there is nothing in it but the number of the format, and text on one line."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    if isinstance(value, str):
+        return value.isprintable()
+    return type(value) is int and value == FORMAT

@@ -37,7 +37,7 @@ def locked(out: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     user = os.getuid() if hasattr(os, "getuid") else ""
-    name = f"eplb-codegen-{user}-{digest(str(out.resolve()))[:16]}.lock"
+    name = f"eplb-codegen-{user}-{digest(os.fsencode(out.resolve()))[:16]}.lock"
     try:
         with FileLock(Path(tempfile.gettempdir()) / name, timeout=60):
             yield

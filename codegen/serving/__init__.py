@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from ..paths import expanded
 from ..plugin import FOLDER
 from ..source.local import installed_tree, tree_at
 from .folder import NotServed, Served, served
@@ -19,7 +20,7 @@ def put_in_place(folder: str) -> None:
     Raises:
         Fault: the folder does not hold what the manifest says, or is not for this vLLM.
     """
-    path = Path(folder).expanduser().absolute()
+    path = expanded(folder).absolute()
     # processes that this one starts may work in another folder
     os.environ[FOLDER] = str(path)
     vllm = sys.modules.get("vllm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def served(folder: Path, tree: SourceTree) -> list[Served]:
     if not folder.is_dir():
         raise NotServed(
             f"{FOLDER}={folder}: there is no such folder",
-            f"Write it with `eplb-codegen apply FAMILY --out {folder}`, or unset {FOLDER}.",
+            f"{_apply('FAMILY', folder)} Or unset {FOLDER}.",
         )
     _check_private(folder)
     release = _release_folder(folder, tree)
@@ -150,14 +151,18 @@ def _check_private(path: Path) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise NotServed(
             f"{path} belongs to another user (uid {found.st_uid}), who may change what is served",
-            f"Copy it to a folder of your own, or `chown -R {os.geteuid()} {path}`.",
+            f"Copy it to a folder of your own, or `chown -R {os.geteuid()} {_quoted(path)}`.",
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NotServed(
             f"{path} can be written by others, who may change what is served",
-            f"Close it: `chmod -R go-w {path}`",
+            f"Close it: `chmod -R go-w {_quoted(path)}`",
         )
 
 
 def _apply(family: str, folder: Path) -> str:
-    return f"Run `eplb-codegen apply {family} --out {folder}`."
+    return f"Run `eplb-codegen apply {family} --out {_quoted(folder)}`."
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from ..errors import EnvironmentFault
+from ..paths import expanded
 
 VARIABLE = "EPLB_CODEGEN_CACHE"
 """The environment variable that names another folder for the cache."""
@@ -23,7 +24,7 @@ LOCK_SECONDS = 900
 def cache_folder() -> Path:
     """Where releases are kept: $EPLB_CODEGEN_CACHE, or the user's cache folder."""
     if folder := os.environ.get(VARIABLE):
-        return Path(folder).expanduser().absolute()
+        return expanded(folder).absolute()
     from platformdirs import user_cache_dir
 
     return Path(user_cache_dir("eplb-codegen", appauthor=False))

@@ -56,7 +56,8 @@ class Index:
             self._indexes = []
         try:
             self._client = _client(settings, self._indexes)
-        except (OSError, ValueError, httpx2.InvalidURL) as error:
+        # ImportError: a proxy of a kind that takes another package
+        except (OSError, ValueError, ImportError, httpx2.InvalidURL) as error:
             raise EnvironmentFault(
                 f"pip's settings for the network cannot be used: {without_credentials(str(error))}",
                 "Check cert, client-cert, proxy and timeout with `pip config list`.",

@@ -16,6 +16,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from ..errors import EnvironmentFault
+from ..paths import expanded
 from .tree import PACKAGE, SourceTree, looks_like_vllm
 
 ADVICE = (
@@ -31,7 +32,7 @@ def tree_at(source: Path) -> SourceTree:
     has `vllm/__init__.py` and `vllm/model_executor/models/`.
     """
     # abspath, not resolve: a package folder that is a link keeps the name `vllm`.
-    folder = Path(os.path.abspath(source.expanduser()))  # noqa: PTH100
+    folder = Path(os.path.abspath(expanded(source)))  # noqa: PTH100
     try:
         if not folder.is_dir():
             what = "is not a folder" if folder.exists() else "does not exist"

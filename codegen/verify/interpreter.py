@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from ..errors import EnvironmentFault
+from ..paths import expanded
 from ..source import SourceTree
 from ..source.local import tree_at
 from .launch import environment
@@ -27,7 +28,7 @@ def executable(name: str) -> Path:
     Raises:
         EnvironmentFault: there is no such program.
     """
-    found = shutil.which(Path(name).expanduser())
+    found = shutil.which(expanded(name))
     if found is None:
         raise EnvironmentFault(f"{name} is no program that can be run", _ADVICE)
     return Path(found).absolute()

@@ -131,7 +131,41 @@ def test_usage(doctor: Any, arguments: str, says: str) -> None:
     assert says in found.err
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"architectures": ' + "[" * 100_000])
+@pytest.mark.parametrize("model", ["empty", "./empty", "folder_as_file", "dangling"])
+def test_a_folder_without_a_config_is_not_looked_up_on_the_hub(doctor: Any, model: str) -> None:
+    (doctor.folder / "empty").mkdir()
+    (doctor.folder / "folder_as_file/config.json").mkdir(parents=True)
+    (doctor.folder / "dangling").mkdir()
+    (doctor.folder / "dangling/config.json").symlink_to("nowhere")
+    found = doctor("doctor", model, "--vllm", NEW, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (found.code, found.out) == (2, "")
+    assert "config.json is not there, or is no file" in found.err
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"ALL_PROXY": "socks5://127.0.0.1:1"},
+        {"HTTPS_PROXY": "foo://x"},
+        {"HF_TOKEN": "\u00e9"},
+    ],
+)
+def test_settings_that_no_connection_can_be_made_with(doctor: Any, env: dict[str, str]) -> None:
+    found = doctor("doctor", "org/name", "--vllm", NEW, **env)
+    assert (found.code, found.out) == (2, "")
+    assert "cannot be had: " in found.err
+
+
+def test_home_of_nobody(doctor: Any) -> None:
+    found = doctor("doctor", "~nobody-at-all/x", "--vllm", NEW, "--out", "~nobody-at-all/y")
+    assert (found.code, found.out) == (2, "")
+    assert "~nobody-at-all/x has no config.json" in found.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"architectures": ' + "[" * 100_000, '{"hidden_size": 1' + "0" * 400 + "}"],
+)
 def test_a_damaged_config(doctor: Any, tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     found = doctor("doctor", ".", "--vllm", NEW)

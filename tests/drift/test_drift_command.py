@@ -64,9 +64,81 @@ def test_targets_and_what_they_are_compared_with(
 
     # the nearest older folder that lists a target, else the newest
     assert compared("0.10.1") == {"qwen2_moe": "0.10.0", "qwen3_moe": "0.9.2"}
-    # once there is one for this vLLM, that says what is wanted
-    assert compared("0.10.0") == {"qwen2_moe": "0.10.0"}
+    # once there is one for this vLLM, what it lacks of the nearest older one is still told
+    assert compared("0.10.0") == {"qwen2_moe": "0.10.0", "qwen3_moe": "0.9.2"}
     assert compared("0.10.0", "qwen3_moe") == {"qwen3_moe": "0.9.2"}
+
+
+def test_what_a_fix_has_left_undone_is_told_again(
+    tool: Any, generated: Callable[..., Path], tmp_path: Path
+) -> None:
+    older = generated("0.31.0", "qwen2_moe", "qwen3_moe")
+    check = ("check", "--vllm", "0.32.0")
+    # a folder that a killed run left empty counts for nothing
+    (tmp_path / "generated/0.32.0").mkdir()
+    assert tool(*check, "--json").states["qwen2_moe"] == "in sync"
+    assert tool("check", "--fix", "qwen2_moe", "--vllm", "0.32.0").code == 0
+    done = tool(*check, "--json")
+    assert done.code == 1
+    assert done.states == {"qwen2_moe": "in sync", "qwen3_moe": "not all there"}
+    finding = done.json["targets"][1]["findings"][0]["message"]
+    assert finding == "generated/0.32.0 does not have it, as generated/0.31.0 does"
+    edited = older / "qwen3_moe.py"
+    text = edited.read_text()
+    edited.write_text(text + "# mine\n")
+    assert [tool(*check, "--fix").code for _ in range(2)] == [3, 3]
+    edited.write_text(text)
+    assert [tool(*check, *fix).code for fix in (["--fix"], [])] == [0, 0]
+
+
+def test_an_empty_folder_is_no_answer(tool: Any, tmp_path: Path) -> None:
+    (tmp_path / "generated/0.10.0").mkdir(parents=True)
+    for fix in ((), ("--fix",)):
+        done = tool("check", "--vllm", "0.10.0", *fix)
+        assert (done.code, done.out) == (2, "")
+        assert "nothing was generated into generated" in done.err
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("tool_version", r'"0.1\\n::error title=x::y"'),
+        ("upstream", r'"x\\n::stop-commands::y"'),
+        ("upstream", "5"),
+        ("upstream_sha256", "[1]"),
+        ("sha256", "true"),
+        ("Qwen2MoeForCausalLM", "5"),
+    ],
+)
+def test_a_manifest_that_is_not_ours(
+    tool: Any, generated: Callable[..., Path], field: str, value: str
+) -> None:
+    """Whatever comes of it would stand in the log of a workflow."""
+    path = generated("0.10.0", "qwen2_moe") / "manifest.toml"
+    text, count = re.subn(rf"^{field} = .*$", f"{field} = {value}", path.read_text(), flags=re.M)
+    assert count == 1
+    path.write_text(text)
+    done = tool("check", "--vllm", "0.10.0", "--format", "github")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("eplb-codegen: generated/0.10.0/manifest.toml is damaged\n")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission(tool: Any, generated: Callable[..., Path]) -> None:
+    folder = generated("0.10.0", "qwen2_moe")
+    folder.chmod(0)
+    try:
+        done = tool("check", "--vllm", "0.10.0")
+    finally:
+        folder.chmod(0o755)
+    assert (done.code, done.out) == (2, "")
+    assert "Permission denied" in done.err
+
+
+def test_a_name_that_is_too_long(tool: Any) -> None:
+    done = tool("check", "--vllm", "0.10.0", "--out", "x" * 300)
+    assert (done.code, done.out) == (2, "")
+    assert "File name too long" in done.err
 
 
 def test_fix_brings_everything_to_this_release(

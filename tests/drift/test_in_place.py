@@ -159,6 +159,61 @@ def test_upstream_pulled_in_between(
     assert checkout.status == []
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_upstream_that_has_most_of_a_patch_by_now(
+    tool: Any, result: Callable[..., Any], tmp_path: Path, force: list[str]
+) -> None:
+    """What it has of its own is no edit, and is not undone."""
+    old, new = find_source(version="0.10.0"), find_source(version="0.10.1")
+    entries = [result(v, "qwen3_moe").entry for v in ("0.10.0", "0.10.1")]
+    paths = {"PKG-INFO", "vllm/__init__.py", *(p for e in entries for p in e.depends)}
+    checkout = Checkout(
+        tmp_path / "vllm",
+        {f"{MODELS}/qwen2_moe.py": "", **{p: old.read(p) for p in paths if old.exists(p)}},
+    )
+    apply = ("apply", "qwen3_moe", "--in-place", "--source", "vllm")
+    assert tool(*apply).code == 0
+    checkout.git("checkout", "-q", "--", ".")
+    for path in paths:
+        if new.exists(path):
+            checkout.write(path, new.read(path))
+        else:
+            (checkout.root / path).unlink()
+    checkout.commit()
+    assert "nothing of the patch is left" in tool(*REVERT, *force).out
+    assert checkout.status == []
+    assert tool(*apply, *force).code == 0
+    (file,) = result("0.10.1", "qwen3_moe").files
+    assert checkout.file("qwen3_moe").read_text() == file.patched
+
+
+def test_a_patch_whose_line_ends_changed_is_undone(tool: Any, checkout: Checkout) -> None:
+    tool(*APPLY)
+    file = checkout.file("qwen2_moe")
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert "qwen2_moe: reverted" in tool(*REVERT).out
+    assert checkout.status == []
+
+
+def test_a_patch_is_the_same_whatever_else_is_patched(
+    tool: Any, result: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Qwen3-VL's model inherits Qwen3's loading, in the same checkout."""
+    tree, names = find_source(version="0.33.0"), ("qwen3_moe", "qwen3_vl_moe")
+    entries = [result("0.33.0", name).entry for name in names]
+    paths = {"PKG-INFO", "vllm/__init__.py", *(p for e in entries for p in e.depends)}
+    checkout = Checkout(
+        tmp_path / "vllm", {f"{MODELS}/qwen2_moe.py": "", **{p: tree.read(p) for p in paths}}
+    )
+    for order in (names, names[::-1]):
+        assert tool("apply", *order, "--in-place", "--source", "vllm").code == 0
+        for name in names:
+            (file,) = result("0.33.0", name).files
+            assert checkout.file(name).read_text() == file.patched, (order, name)
+        assert tool(*REVERT).code == 0
+        assert checkout.status == []
+
+
 def test_a_patch_that_git_undid_leaves_nothing_to_revert(tool: Any, checkout: Checkout) -> None:
     tool(*APPLY)
     checkout.git("checkout", "-q", "--", ".")

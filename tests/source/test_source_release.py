@@ -334,9 +334,15 @@ def test_no_index(index: Any) -> None:
     assert "cannot be reached" in fault_of()
 
 
-@pytest.mark.parametrize("name", ["PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY"])
-def test_bad_setting(index: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "/none:none")
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, "/none:none") for name in ("PIP_CERT", "PIP_CLIENT_CERT", "PIP_PROXY")),
+        ("PIP_PROXY", "socks5://127.0.0.1:1"),
+    ],
+)
+def test_bad_setting(index: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
     assert "settings for the network cannot be used" in fault_of()
 
 

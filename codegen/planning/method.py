@@ -27,7 +27,7 @@ from ..analysis.syntax import (
 from ..errors import Refusal
 from ..families import Family
 from ..render import render
-from ..rewrite.edits import AddArguments, Insert, Remove
+from ..rewrite.edits import AddArguments, Insert, Remove, Replace
 from .plan import Draft, FilePlan, Plan, State
 
 SELECT = "select_experts"
@@ -115,7 +115,7 @@ def _plan(draft: Draft, modules: Modules, ref: ClassRef) -> None:
         module,
         AddArguments(module.paths[statement], dotted(call.func), tuple((n, n) for n in STATE)),
     )
-    _check_tensors(ref)
+    _plan_tensors(draft, ref)
     last = module.paths[ref.node.body[-1]]
     draft.add(module, Insert(last, render("supports_eplb.py"), behind=True))
 
@@ -132,20 +132,30 @@ def _check_accepts(modules: Modules, ref: ClassRef, call: ast.Call) -> None:
         raise Refusal(f"{SELECT} takes no {missing[0]}", function[0].module.where(function[1]))
 
 
-def _check_tensors(ref: ClassRef) -> None:
+def _plan_tensors(draft: Draft, ref: ClassRef) -> None:
     """Every parameter must be a tensor of experts, as a rearrangement moves them all.
 
-    `FusedMoE.get_expert_weights` views each as (experts, -1).
+    `FusedMoE.get_expert_weights` views each as (experts, -1). Empty ones of Marlin's are made
+    attributes: whether every backend sends what has no bytes nobody need find out.
     """
+    first = True
     for name in ("create_weights", "process_weights_after_loading"):
         function = ref.methods.get(name)
         for statement, tensor in _made_parameters(function) if function else ():
+            where = ref.module.where(statement)
             sizes = _sizes(tensor)
             if not sizes or dotted(sizes[0]) != "num_experts":
-                raise Refusal(
-                    f"{ref.name} has a parameter that is not of experts",
-                    ref.module.where(statement),
-                )
+                raise Refusal(f"{ref.name} has a parameter that is not of experts", where)
+            if not any(isinstance(s, ast.Constant) and s.value == 0 for s in sizes[1:]):
+                continue
+            target = dotted(assigned(statement)[0][0])
+            if not target.startswith("layer."):
+                raise Refusal(f"{ref.name} has an empty parameter", where)
+            attribute = target.removeprefix("layer.")
+            made = ref.module.text(tensor)
+            code = render("not_moved.py", first=first, name=attribute, tensor=made)
+            draft.add(ref.module, Replace(ref.module.paths[statement], code))
+            first = False
 
 
 def _made_parameters(function: Function) -> Iterator[tuple[ast.stmt, ast.Call]]:

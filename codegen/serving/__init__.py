@@ -28,7 +28,10 @@ def put_in_place(folder: str) -> None:
     tree = tree_at(Path(vllm.__file__).parent) if vllm and vllm.__file__ else installed_tree()
     if tree is None:
         raise NotServed("vLLM is not installed here", "Install it in this environment.")
-    files = served(path, tree)
+    try:
+        files = served(path, tree)
+    except OSError as error:
+        raise NotServed(f"{path} cannot be read: {error}") from None
 
     from .registry import register
 

@@ -64,9 +64,7 @@ def handed_out(model: Any, moe: Any) -> list[str]:
     if len(given) != len(modules):
         return [f"expert_weights has {len(given)} layers, the model {len(modules)}"]
     for weights, (number, _, module) in zip(given, modules, strict=False):
-        # of empty ones there is nothing to tell them apart by, and nothing to move
-        parameters = {n: p for n, p in expert_parameters(module) if p.numel()}
-        weights = [w for w in weights if w.numel()]
+        parameters = dict(expert_parameters(module))
         slots = number_of_slots(module)
         storage = {w.data_ptr(): w for w in weights}
         for name, parameter in parameters.items():

@@ -31,8 +31,9 @@ def test_every_tensor_of_an_expert(
         assert slots["per-expert, R = 2", when] == layers * 10 * 6
         assert slots["per-expert, R = 10", when] == layers * 18 * 6
     handed_out = next(c for c in done.checks if c["check"] == "7 handed out")
-    # and what the order of activations would be, which Marlin keeps empty
-    assert handed_out["figure"] == f"{layers * 10} tensors on each rank"
+    # without Marlin also what the order of activations would be, which is never read
+    each = 6 if quantization == "wna16-marlin" else 10
+    assert handed_out["figure"] == f"{layers * each} tensors on each rank"
 
 
 @pytest.mark.parametrize("quantization", CLASSES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import EnvironmentFault, Exit, Fault
@@ -12,7 +12,7 @@ from ..speech import flush, say
 from ..verify import Outcome, Request, Subject, verify
 from ..verify.interpreter import executable, vllm_of
 from ..verify.page import page
-from ..verify.subjects import experts_of, of_checkpoint, subjects
+from ..verify.subjects import experts_of, methods, of_checkpoint, subjects
 from ..verify.text import as_json, lines
 from .common import coloured, print_json, targets
 
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> Exit:
     found = [s for f in targets(options.targets) for s in subjects(f, tree, generated)]
     if options.checkpoint:
         found = of_checkpoint(found, options.checkpoint)
-    requests = [(s, _request(options, python, s)) for s in found]
+    files = methods(tree, generated) if options.quantization and generated else {}
+    requests = [(s, _request(options, python, s, files)) for s in found]
     outcomes: list[Outcome] = []
     worst = Exit.OK
     for subject, request in requests:
@@ -58,7 +59,9 @@ def run(options: argparse.Namespace) -> Exit:
     return worst
 
 
-def _request(options: argparse.Namespace, python: Path, subject: Subject) -> Request:
+def _request(
+    options: argparse.Namespace, python: Path, subject: Subject, files: Mapping[str, Path]
+) -> Request:
     checkpoint = options.checkpoint
     experts = experts_of(checkpoint, subject.model) if checkpoint else options.experts
     return Request(
@@ -71,7 +74,7 @@ def _request(options: argparse.Namespace, python: Path, subject: Subject) -> Req
         skip_unknown_layouts=options.layout == "both" and not checkpoint,
         experts=experts,
         quantization=options.quantization,
-        methods=subject.methods if options.quantization else {},
+        methods=files,
         checkpoint=checkpoint,
         seed=options.seed,
         device=options.device,

@@ -15,17 +15,12 @@ from .worker.families import FAMILIES
 
 
 class Subject(NamedTuple):
-    """One class of a target: `model` is the key of its tiny model, `file` None for upstream's.
-
-    `methods` are the files of quantisation methods generated beside, by the module that each
-    replaces.
-    """
+    """One class of a target: `model` is the key of its tiny model, `file` None for upstream's."""
 
     target: str
     model: str
     architecture: str
     file: Path | None
-    methods: dict[str, Path]
 
 
 def subjects(family: Family, tree: SourceTree, generated: Path | None) -> list[Subject]:
@@ -47,9 +42,8 @@ def subjects(family: Family, tree: SourceTree, generated: Path | None) -> list[S
             f"{family.name}: verify has no tiny model of this family", f"It has those of {names}."
         )
     files = _intact(family, tree, generated) if generated else {}
-    methods = _methods(tree, generated) if generated else {}
     return [
-        Subject(family.name, key, FAMILIES[key].architecture, files.get(f"{stem}.py"), methods)
+        Subject(family.name, key, FAMILIES[key].architecture, files.get(f"{stem}.py"))
         for stem, keys in known.items()
         for key in keys
         if generated is None or f"{stem}.py" in files
@@ -104,7 +98,12 @@ def _stems(family: Family) -> list[str]:
     return [name.removesuffix(".py") for name in family.files]
 
 
-def _methods(tree: SourceTree, generated: Path) -> dict[str, Path]:
+def methods(tree: SourceTree, generated: Path) -> dict[str, Path]:
+    """The generated files of quantisation methods, by the module that each replaces.
+
+    Raises:
+        EnvironmentFault: one is listed and not there, or not as the manifest says.
+    """
     folder = generated / tree.version
     listed = manifest.load(folder, tree.version).families
     found: dict[str, Path] = {}

@@ -76,7 +76,9 @@ def test_upstream_wrapper_of_llama4_keeps_its_old_counts(verify: Any) -> None:
 
 
 @pytest.mark.release("0.32.0")
-def test_scales_of_channels_are_not_transposed(generated: Path, release: str) -> None:
+def test_an_expert_s_own_tensors_are_views_and_scales_of_channels_not_transposed(
+    generated: Path, release: str
+) -> None:
     """As RoutedExperts.load_weights: what is transposed are weights, and scales of blocks."""
     import ast
 
@@ -100,6 +102,9 @@ def test_scales_of_channels_are_not_transposed(generated: Path, release: str) ->
         f"{at}down_proj_scale": torch.rand(experts, hidden, 1),
     }
     found = dict(names["split_fused_experts"](fused.items()))
+    # views, whatever R is: nothing is copied
+    storages = {tensor.untyped_storage().data_ptr() for tensor in fused.values()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in found.values()} == storages
     for expert in range(experts):
         own = f"{at}{expert}."
         gate_up = fused[f"{at}gate_up_proj"][expert].t()

@@ -76,10 +76,8 @@ def test_upstream_wrapper_of_llama4_keeps_its_old_counts(verify: Any) -> None:
 
 
 @pytest.mark.release("0.32.0")
-def test_an_expert_s_own_tensors_are_views_and_scales_of_channels_not_transposed(
-    generated: Path, release: str
-) -> None:
-    """As RoutedExperts.load_weights: what is transposed are weights, and scales of blocks."""
+def test_the_tensors_of_each_expert_are_views(generated: Path, release: str) -> None:
+    """Transposed are weights and scales of blocks alone, as by RoutedExperts.load_weights."""
     import ast
 
     import torch

@@ -119,6 +119,10 @@ def _check_numbers(options: argparse.Namespace) -> None:
             raise EnvironmentFault(f"--{name} must be at least {value}")
     if options.quantization and (options.checkpoint or options.layout == "fused"):
         raise EnvironmentFault("--quantization is for the tiny checkpoint in the per-expert layout")
+    if options.device == "cuda" and (options.quantization or "").startswith("wna16"):
+        raise EnvironmentFault(
+            "--quantization wna16 is proven with reference kernels", "Leave --device cuda out."
+        )
     if any(redundant < 0 for redundant in options.redundant or []):
         raise EnvironmentFault("--redundant must be at least 0")
 

@@ -38,7 +38,7 @@ STATE = (
     "logical_replica_count",
 )
 """What `FusedMoE.select_experts` needs to choose replicas, and `apply` is given: up to 0.11.2."""
-_MAKES = ("torch.empty", "torch.ones", "torch.zeros")
+_MAKES = ("torch.empty", "torch.ones", "torch.zeros", "torch.full")
 
 
 def plan_method(modules: Modules, family: Family) -> Plan:
@@ -92,8 +92,8 @@ def _plan(draft: Draft, modules: Modules, ref: ClassRef) -> None:
     if missing:
         raise Refusal(f"{ref.name}.apply gets no {missing[0]}", module.where(apply))
     selecting = [
-        (statement, call)
-        for statement, _ in statements(apply)
+        (statement, path, call)
+        for statement, path in statements(apply)
         if not isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try)
         for call in calls(statement)
         if dotted(call.func).rpartition(".")[2] == SELECT
@@ -102,13 +102,20 @@ def _plan(draft: Draft, modules: Modules, ref: ClassRef) -> None:
         raise Refusal(
             f"{ref.name}.apply calls {SELECT} {len(selecting)} times", module.where(apply)
         )
-    statement, call = selecting[0]
+    statement, place, call = selecting[0]
+    for other, _ in statements(apply):
+        before = other.lineno < statement.lineno
+        if len(place) > 1 or (before and isinstance(other, ast.Return)):
+            raise Refusal(f"{ref.name}.apply chooses in some cases only", module.where(call))
+        if set(map(dotted, assigned(other)[0])) & set(STATE):
+            raise Refusal(f"{ref.name}.apply sets what it is given", module.where(other))
     given = [name for name in STATE if keyword(call, name) is not None]
     if given or any(k.arg is None for k in call.keywords):
         raise Refusal(f"{SELECT} is given {', '.join(given) or '**'}", module.where(call))
     _check_accepts(modules, ref, call)
     for refusal, path in refusals(apply):
-        if len(path) > 1:
+        own = isinstance(refusal, ast.If) and (refusal.orelse or len(refusal.body) > 1)
+        if len(path) > 1 or own:
             raise Refusal(f"{ref.name}.apply refuses EPLB in some cases", module.where(refusal))
         draft.add(module, Remove(module.paths[refusal]))
     draft.add(
@@ -141,6 +148,8 @@ def _plan_tensors(draft: Draft, ref: ClassRef) -> None:
     first = True
     for name in ("create_weights", "process_weights_after_loading"):
         function = ref.methods.get(name)
+        if function is None and name == "create_weights":
+            raise Refusal(f"{ref.name} inherits its {name}", ref.where)
         for statement, tensor in _made_parameters(function) if function else ():
             where = ref.module.where(statement)
             sizes = _sizes(tensor)
@@ -148,24 +157,28 @@ def _plan_tensors(draft: Draft, ref: ClassRef) -> None:
                 raise Refusal(f"{ref.name} has a parameter that is not of experts", where)
             if not any(isinstance(s, ast.Constant) and s.value == 0 for s in sizes[1:]):
                 continue
-            target = dotted(assigned(statement)[0][0])
-            if not target.startswith("layer."):
+            target = next(map(dotted, assigned(statement)[0]), "")
+            made = ref.module.text(tensor)
+            # it is deleted before the new one is made
+            if not target.startswith("layer.") or "layer." in made:
                 raise Refusal(f"{ref.name} has an empty parameter", where)
             attribute = target.removeprefix("layer.")
-            made = ref.module.text(tensor)
             code = render("not_moved.py", first=first, name=attribute, tensor=made)
             draft.add(ref.module, Replace(ref.module.paths[statement], code))
             first = False
 
 
 def _made_parameters(function: Function) -> Iterator[tuple[ast.stmt, ast.Call]]:
-    """Each assignment of a Parameter of a new tensor, and the call that makes the tensor."""
+    """Each statement with a Parameter of a new tensor, and the call that makes the tensor."""
     for statement, _ in statements(function):
-        value = assigned(statement)[1]
-        if isinstance(value, ast.Call) and dotted(value.func).endswith(".Parameter") and value.args:
-            tensor = value.args[0]
-            if isinstance(tensor, ast.Call) and dotted(tensor.func) in _MAKES:
-                yield statement, tensor
+        if isinstance(statement, ast.If | ast.For | ast.While | ast.With | ast.Try):
+            continue  # what is in it comes by itself
+        for value in calls(statement):
+            if not dotted(value.func).endswith("Parameter"):
+                continue
+            for tensor in [*value.args, *(k.value for k in value.keywords)]:
+                if isinstance(tensor, ast.Call) and dotted(tensor.func) in _MAKES:
+                    yield statement, tensor
 
 
 def _sizes(tensor: ast.Call) -> list[ast.expr]:

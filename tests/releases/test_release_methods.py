@@ -98,6 +98,23 @@ DAMAGE = {
         r"(    def apply\()",
         r"    @property\n    def supports_eplb(self) -> bool:\n        return False\n\n\1",
     ),
+    "a refusal with another side": (
+        r"(?s)( +)(if enable_eplb:\n +raise NotImplementedError\(.*?\n +\)\n)",
+        r"\1\2\1else:\n\1    x = x.contiguous()\n",
+    ),
+    "a way round the choice": (
+        r"( +)(topk_weights, topk_ids, _ = FusedMoE.select_experts\()",
+        r"\1if self.num_bits == 8:\n\1    return x\n\1\2",
+    ),
+    "a state that is changed": (
+        r"( +)(topk_weights, topk_ids, _ = FusedMoE.select_experts\()",
+        r"\1enable_eplb = False\n\1\2",
+    ),
+    "a parameter that is registered at once": (
+        r"( +)(layer.a13_scale = None)",
+        r'\1layer.register_parameter("x", torch.nn.Parameter(torch.full((4,), 0)))\n\1\2',
+    ),
+    "weights made by its base": (r"def create_weights", "def create_other_weights"),
     "cut off": (r"(?s)indices_type=self.topk_indices_dtype,.*", ""),
 }
 

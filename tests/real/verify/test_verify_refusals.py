@@ -148,3 +148,16 @@ def test_text_and_report(start: Any, generated: Path, tmp_path: Path) -> None:
     assert page.count('class="cell right"') > 100
     assert "http" not in page and "<script" not in page and "url(" not in page
     assert "color-scheme: light dark" in page and "@media print" in page
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--device", "cuda"], "--quantization wna16 is proven with reference kernels"),
+        (["--layout", "fused"], "--quantization is for the tiny checkpoint"),
+    ],
+)
+def test_quantisation_where_it_proves_nothing(
+    refused: Refused, options: list[str], says: str
+) -> None:
+    assert says in refused("qwen2_moe", "--upstream", "--quantization", "wna16", *options)
